@@ -1,0 +1,355 @@
+"""Every message between Master, frontends and workers; a command of the core that sends it, an event of
+the core that gets it. Between processes each is one frame (io/codec): a msgpack array with an integer
+tag, tables of numbers and lists of hashes one binary field each. Durations and counts travel, never
+timestamps. What each message means and what settles it: the protocol page of the docs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from rtp.core.steps import TokenLogprobs
+from rtp.core.types import (
+    FrontendId,
+    Hashes,
+    Ids,
+    IntArray,
+    RequestId,
+    Role,
+    SamplingParams,
+    WorkerId,
+)
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Base of all frames."""
+
+
+# ---------------------------------------------------------------- worker -> Master, HTTP
+
+
+class Register(Message, frozen=True, tag=1):
+    """Asks to be dialled. Same worker_id with a new epoch replaces the old one."""
+
+    worker_id: WorkerId
+    epoch: int
+    """Start of this worker process; a larger epoch is a later life."""
+    address: str
+    """host:port of the worker's HTTP server, IPv6 bracketed (io/addresses normalises)."""
+    role: Role
+    ranks: int
+    kv_total: tuple[int, ...]
+    """Device-tier capacity of each rank, in tokens."""
+    block_size: int
+    model: str
+    max_model_len: int
+    card: str
+    """Digest of the model card, which GET /card on `address` serves."""
+    kv_format: str
+    key_id: str
+    max_batch_tokens: int
+    profile: tuple[float, ...] = ()
+    """Predictor coefficients measured at start: a, b, c (prefill), d, e, f (decode), in seconds."""
+
+
+# ---------------------------------------------------------------- Master <-> worker, link
+
+
+class Poll(Message, frozen=True, tag=3):
+    """Standing request for reports; answered until the next Poll."""
+
+    term: int
+    status_period_s: float
+    delta_period_s: float
+    acked_seq: int
+    """Highest Status.seq the Master has seen; -1 for none. What it acknowledged is not repeated."""
+    acked_version: int
+    """Cache version the Master's view has reached; -1: it has none and wants a Snapshot."""
+
+
+STATUS_COLUMNS = (
+    "running",  # sequences with pages
+    "waiting",  # sequences accepted, no pages yet
+    "prefill_tokens",  # prompt tokens still to compute, running and waiting
+    "decode_rows",
+    "context_tokens",  # tokens in the pages of the decode rows
+    "kv_free",  # tokens, device tier; cached blocks without a user count as free
+    "kv_total",
+    "host_free",
+    "host_total",
+    "step_us",  # last step's duration
+    "granted_upto",  # every grant number <= this has been seen
+    "granted_mask",  # bit i: grant number granted_upto + 1 + i has been seen
+)
+"""Columns of Status.table, one int64 each, one row per rank."""
+
+
+class Finished(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How an attempt ended on a worker, however it ended."""
+
+    request_id: RequestId
+    attempt: int
+    reason: str
+    """"done", "cancelled", "rejected", "failed"."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens found in the cache and not computed."""
+    generated: int
+
+
+class FirstToken(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A prefill ended: what it took, for the predictor and the Master's picture of the request."""
+
+    request_id: RequestId
+    attempt: int
+    new_tokens: int
+    cached_tokens: int
+    prefill_s: float
+    """Execution time of the steps that computed the prompt."""
+    queue_s: float
+    """From acceptance to the start of the first of those steps."""
+
+
+class Status(Message, frozen=True, tag=4):
+    """At most one per status period, only after something changed; idle beat 250 ms."""
+
+    worker_id: WorkerId
+    epoch: int
+    term: int
+    seq: int
+    table: bytes
+    """int64 [ranks, len(STATUS_COLUMNS)]."""
+    first_tokens: tuple[FirstToken, ...] = ()
+    """Not yet acknowledged ones; the Master ignores repeats."""
+    finished: tuple[Finished, ...] = ()
+    """Not yet acknowledged ones; the Master ignores repeats."""
+    draining: bool = False
+
+    def columns(self) -> IntArray:
+        """[ranks, len(STATUS_COLUMNS)] int64, a read-only view."""
+        return np.frombuffer(self.table, dtype="<i8").reshape(-1, len(STATUS_COLUMNS))
+
+
+class Now(Message, frozen=True, tag=5):
+    """First tokens and ends, sent at once; also repeated in Status until acknowledged."""
+
+    worker_id: WorkerId
+    epoch: int
+    first_tokens: tuple[FirstToken, ...] = ()
+    finished: tuple[Finished, ...] = ()
+
+
+class KeyChange(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What one rank's tier gained and lost."""
+
+    rank: int
+    tier: int
+    added: Hashes
+    removed: Hashes
+
+
+class Delta(Message, frozen=True, tag=6):
+    """True change of the cache between two versions. A gap makes the Master ask for a Snapshot."""
+
+    worker_id: WorkerId
+    epoch: int
+    from_version: int
+    to_version: int
+    changes: tuple[KeyChange, ...]
+
+
+class Snapshot(Message, frozen=True, tag=7):
+    """Slice `index` of `count` of everything held at `version`; slices come in order."""
+
+    worker_id: WorkerId
+    epoch: int
+    version: int
+    index: int
+    count: int
+    changes: tuple[KeyChange, ...]
+    """Only `added`."""
+
+
+class Fence(Message, frozen=True, tag=8):
+    """Tombstone for 10 minutes: this attempt must not run; if it runs, it is cancelled. The grant
+    number counts as seen."""
+
+    request_id: RequestId
+    attempt: int
+    rank: int
+    number: int
+
+
+# ---------------------------------------------------------------- frontend <-> Master
+
+
+class Ask(Message, frozen=True, tag=10):
+    """Wants a place. One live Ask per request: a higher attempt replaces the earlier one, whose
+    booking the Master releases and fences."""
+
+    frontend_id: FrontendId
+    request_id: RequestId
+    attempt: int
+    model: str
+    tenant: str
+    chat_id: str
+    priority: int
+    hashes: Hashes
+    num_tokens: int
+    """Prompt tokens, resumed output included."""
+    max_tokens: int
+    """Output tokens still wanted per choice."""
+    n: int
+    deadline_s: float
+    ttft_timeout_s: float | None = None
+    exclude: tuple[WorkerId, ...] = ()
+    """Workers that failed this request."""
+    failed: bool = False
+    """The attempt before this one was lost after its grant (counted, and fenced on its worker)."""
+
+
+class Refuse(Message, frozen=True, tag=11):
+    """Final."""
+
+    request_id: RequestId
+    attempt: int
+    status: int
+    code: str
+    reason: str
+    retry_after_s: float | None = None
+
+
+class Grant(Message, frozen=True, tag=12):
+    """A place: the ledger has been charged."""
+
+    request_id: RequestId
+    attempt: int
+    number: int
+    """Grant number, consecutive per rank and worker epoch, from 0."""
+    worker_id: WorkerId
+    epoch: int
+    address: str
+    rank: int
+    """Rank inside the worker."""
+    matched_tokens: int
+    """Tokens expected in the rank's cache."""
+    lease_s: float
+    """Submit within this time or ask again."""
+
+
+class WorkerLost(Message, frozen=True, tag=13):
+    """The Master gave this life of a worker up; its requests ask again."""
+
+    worker_id: WorkerId
+    epoch: int
+
+
+# ---------------------------------------------------------------- frontend <-> worker, stream
+
+
+class ChoiceState(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A choice to generate and what it has already produced elsewhere."""
+
+    choice: int
+    output: Ids = b""
+
+
+class Submit(Message, frozen=True, tag=20):
+    """Accepted once per (request_id, attempt); a repeat replays unacknowledged tokens; a tombstone
+    or a finished attempt refuses it."""
+
+    request_id: RequestId
+    attempt: int
+    rank: int
+    number: int
+    prompt: Ids
+    hashes: Hashes
+    """Of the prompt's whole blocks."""
+    namespace: bytes
+    """Chain seed of the request's hashes, so that the worker can hash generated blocks."""
+    sampling: SamplingParams
+    choices: tuple[ChoiceState, ...]
+    deadline_s: float
+
+
+class TokenRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Consecutive tokens of one choice."""
+
+    request_id: RequestId
+    attempt: int
+    choice: int
+    first_index: int
+    """Output index of ids[0]. A run without ids only tells the finish."""
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: str = ""
+    """"", "stop", "length", or "error" (the choice failed: non-finite numbers, ...)."""
+    stop_token: int = -1
+    """The EOS or stop id that ended the choice; it is the last of ids."""
+    cached_tokens: int = 0
+    """Prompt tokens reused, told with the first run of a choice."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """For prompt positions 1 .., with the first run of choice 0 when asked for."""
+
+
+class Tokens(Message, frozen=True, tag=21):
+    """One frame per step for all of a frontend's requests; kept until acknowledged."""
+
+    runs: tuple[TokenRun, ...]
+
+
+class Rejected(Message, frozen=True, tag=22):
+    """The worker did not take, or gives up, an attempt without finishing it. `retry`: another rank
+    may do it ("tombstone", "draining", "full", "preempted", "shutdown", "unknown"); else it is the
+    request's own fault or end ("too_long", "deadline", "slow_reader", "non_finite")."""
+
+    request_id: RequestId
+    attempt: int
+    reason: str
+    retry: bool
+
+
+class AckItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    request_id: RequestId
+    attempt: int
+    choice: int
+    next_index: int
+    """The next output index wanted; -1: the choice's finish was seen as well."""
+    stop: bool = False
+    """Stop generating this choice (a stop string was found)."""
+
+
+class Ack(Message, frozen=True, tag=23):
+    items: tuple[AckItem, ...]
+
+
+class Cancel(Message, frozen=True, tag=24):
+    """frontend -> Master and worker: frees everything of this request up to `attempt`."""
+
+    request_id: RequestId
+    attempt: int
+    reason: str
+
+
+LinkMessage = Poll | Fence | Status | Now | Delta | Snapshot
+AskMessage = Ask | Cancel | Grant | Refuse | WorkerLost
+StreamMessage = Submit | Ack | Cancel | Tokens | Rejected
+AnyMessage = (
+    Register
+    | Poll
+    | Status
+    | Now
+    | Delta
+    | Snapshot
+    | Fence
+    | Ask
+    | Refuse
+    | Grant
+    | WorkerLost
+    | Submit
+    | Tokens
+    | Rejected
+    | Ack
+    | Cancel
+)

@@ -1,0 +1,51 @@
+"""What the cores need from outside, as protocols. Implementations live in backends/ and io/."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from rtp.core.steps import StepPlan, StepResult
+
+
+class Capacity(msgspec.Struct, frozen=True, gc=False):
+    """What a Runner offers once its model is loaded."""
+
+    num_blocks: int
+    """Pages of the device tier; ids 0 .. num_blocks-1."""
+    block_size: int
+    max_model_len: int
+    """Longest sequence in tokens, prompt and output together."""
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    kv_format: str
+    """Names the bytes of a page (weights revision, dtype, shapes, layout): see design section 2."""
+
+
+class Runner(Protocol):
+    """Executes steps that the batcher planned. Used from one thread or process at a time.
+
+    Built by a backend's `build(**params)`. A Runner never raises for the contents of a valid plan:
+    non-finite rows are reported in the result.
+    """
+
+    capacity: Capacity
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step to its end. `elapsed_s` is measured, or computed by a simulated Runner."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Detokenizer(Protocol):
+    """Incremental ids -> text of one choice. Pieces joined equal the decoding of all ids."""
+
+    def push(self, token: int) -> str:
+        """Text that became certain with this token; '' while a character is incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """What an end of stream leaves: incomplete bytes as U+FFFD, or ''."""
+        ...
