@@ -1,1 +1,2 @@
-"""Decisions: plain objects driven by events and a given time. No sockets, clocks, threads or logs."""
+"""Decisions: plain objects driven by events and a given time. No sockets, clocks, threads or
+logs."""

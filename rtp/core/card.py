@@ -1,5 +1,5 @@
-"""What a frontend must know of a model to speak for it; served by its workers, so that frontends and the
-Master never open model files."""
+"""What a frontend must know of a model to speak for it; served by its workers, so that frontends
+and the Master never open model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Everything a core can ask its driver for beside what it returns to its caller. Data, no behaviour."""
+"""Everything a core can ask its driver for beside what it returns to its caller. Data, no
+behaviour."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class Send(Command, frozen=True):
-    """Send a message to `peer`: "master", a worker id or a frontend id. To a peer whose connection is
-    down it is dropped; the core learns of it by the Down event and mends it."""
+    """Send a message to `peer`: "master", a worker id or a frontend id. To a peer whose connection
+    is down it is dropped; the core learns of it by the Down event and mends it."""
 
     peer: str
     message: AnyMessage

@@ -1,4 +1,5 @@
-"""Errors name the cause, not the place. Expected outcomes (a full pool, a refusal) are values, not errors."""
+"""Errors name the cause, not the place. Expected outcomes (a full pool, a refusal) are values, not
+errors."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class ProtocolError(RtpError):
 
 
 class WeightsError(RtpError):
-    """A checkpoint is missing, truncated, inconsistent or outside its folder; names file and tensor."""
+    """A checkpoint is missing, truncated, inconsistent or outside its folder; names file and
+    tensor."""
 
 
 class TemplateError(RtpError):

@@ -1,8 +1,7 @@
 """Everything a core can be told beside messages (core/messages): connections, steps, clients, time.
 
-A driver delivers all input of one turn with `handle(event, now)`, then one `Tick`, in which the decisions
-of that turn are made (protocol rule 1). `From` wraps a message with its sender.
-"""
+A driver delivers all input of one turn with `handle(event, now)`, then one `Tick`, in which the
+decisions of that turn are made (protocol rule 1). `From` wraps a message with its sender."""
 
 from __future__ import annotations
 

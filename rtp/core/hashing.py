@@ -1,10 +1,9 @@
 """The only block hash: 128 bits per whole block, chained, so that a hash names a whole prefix.
 
-The chain starts from a namespace: a digest of the cluster secret, model revision, adapter, tenant salt,
-each with its type, so that an adapter "X" and a salt "X" share nothing. Computed once, in the frontend;
-workers continue the chain over generated tokens. The Master keys on the low 64 bits (the last 8 bytes,
-big-endian); workers compare all 128.
-"""
+The chain starts from a namespace: a digest of the cluster secret, model revision, adapter, tenant
+salt, each with its type, so that an adapter "X" and a salt "X" share nothing. Computed once, in the
+frontend; workers continue the chain over generated tokens. The Master keys on the low 64 bits (the
+last 8 bytes, big-endian); workers compare all 128."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Every message between Master, frontends and workers; a command of the core that sends it, an event of
-the core that gets it. Between processes each is one frame (io/codec): a msgpack array with an integer
-tag, tables of numbers and lists of hashes one binary field each. Durations and counts travel, never
-timestamps. What each message means and what settles it: the protocol page of the docs.
-"""
+"""Every message between Master, frontends and workers; a command of the core that sends it, an
+event of the core that gets it. Between processes each is one frame (io/codec): a msgpack array with
+an integer tag, tables of numbers and lists of hashes one binary field each. Durations and counts
+travel, never timestamps. What each message means and what settles it: the protocol page of the
+docs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Names -> modules -> build(). Listing imports nothing; a name outside the tree is a dotted path.
 
 A plugin is a module with `build(**params)`, and may have `check() -> list[str]`, the reasons why it
-cannot run here (empty: it can). The file name is the name in the config. Other packages add plugins by
-dotted path or by an entry point in the group `rtp.<kind>`.
-"""
+cannot run here (empty: it can). The file name is the name in the config. Other packages add plugins
+by dotted path or by an entry point in the group `rtp.<kind>`."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ PACKAGES = {
 
 
 def names(kind: str) -> list[str]:
-    """Plugins of a kind, built in and installed, sorted. Imports the package, none of its members."""
+    """Plugins of a kind, built in and installed, sorted. Imports the package, none of its
+    members."""
     package = importlib.import_module(PACKAGES[kind])
     inside = {m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg}
     outside = {e.name for e in entry_points(group=f"rtp.{kind}")}

@@ -1,4 +1,5 @@
-"""Protocols of the choices users may plug in. A policy is arithmetic on columns: no I/O, no clock."""
+"""Protocols of the choices users may plug in. A policy is arithmetic on columns: no I/O, no
+clock."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Query:
     block_size: int
     priority: int
     number: int
-    """Count of decisions made so far by this Master; a deterministic source for rotation and seeds."""
+    """Count of decisions made so far by this Master; a deterministic source for rotation and
+    seeds."""
 
 
 class Predict(Protocol):

@@ -1,13 +1,13 @@
 """StepPlan and StepResult: plain data, the whole contract between a batcher and a Runner.
 
-A plan lists rows. A row computes `num_new` tokens of one sequence, from position `start` on, and may
-sample one token after the last of them. Its input is `Known` (token ids the batcher has) or `FromStep`
-(the token that an earlier step, perhaps still running, samples for one of its rows), so that one or two
-steps can be in flight. Plans of a rank run in the order of their step numbers.
+A plan lists rows. A row computes `num_new` tokens of one sequence, from position `start` on, and
+may sample one token after the last of them. Its input is `Known` (token ids the batcher has) or
+`FromStep` (the token that an earlier step, perhaps still running, samples for one of its rows), so
+that one or two steps can be in flight. Plans of a rank run in the order of their step numbers.
 
-The Runner keeps per sequence only what sampling needs (parameters, seen tokens): a sequence is announced
-in `started` of the first plan that has a row for it and forgotten with `ended`. A preempted sequence is
-ended and later started again, under a new handle, with all its output so far.
+The Runner keeps per sequence only what sampling needs (parameters, seen tokens): a sequence is
+announced in `started` of the first plan that has a row for it and forgotten with `ended`. A
+preempted sequence is ended and later started again, under a new handle, with all its output so far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class SequenceStart(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Tokens generated so far (before a preemption or on another worker)."""
     sampling: SamplingParams
     stop_ids: tuple[int, ...]
-    """Ids that must not be sampled before `sampling.min_tokens` outputs exist (EOS and stop ids)."""
+    """Ids that must not be sampled before `sampling.min_tokens` outputs exist (EOS and stop
+    ids)."""
 
 
 class FromStep(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
@@ -74,9 +75,8 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Natural-log probabilities at one position, of the model's raw distribution (float32 values).
 
-    `logprob` belongs to `token`. `top_ids`/`top_logprobs` are the alternatives asked for, best first;
-    where the chosen token is among them its value is bit-equal to `logprob`.
-    """
+    `logprob` belongs to `token`. `top_ids`/`top_logprobs` are the alternatives asked for, best
+    first; where the chosen token is among them its value is bit-equal to `logprob`."""
 
     token: int
     logprob: float
@@ -94,7 +94,8 @@ class RowResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
     are not shared."""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """For positions start+1 .. , in order: the prompt token at that position given all before it."""
+    """For positions start+1 .. , in order: the prompt token at that position given all before
+    it."""
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False, array_like=True):

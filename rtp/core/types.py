@@ -1,4 +1,5 @@
-"""The words every room of the tree shares: ids, roles, tiers, sampling parameters, packed arrays."""
+"""The words every room of the tree shares: ids, roles, tiers, sampling parameters, packed
+arrays."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 RequestId = NewType("RequestId", str)
-"""Made by the frontend, unique in the cluster. A client's X-Request-Id is never used as this key."""
+"""Made by the frontend, unique in the cluster. A client's X-Request-Id is never used as this
+key."""
 WorkerId = NewType("WorkerId", str)
 FrontendId = NewType("FrontendId", str)
 RankId = NewType("RankId", int)
-"""Row of a rank (one KV pool) in the Master's tables. Rows are reused after a worker is forgotten."""
+"""Row of a rank (one KV pool) in the Master's tables. Rows are reused after a worker is
+forgotten."""
 
 Hashes = bytes
 """A list of 128-bit block hashes, 16 bytes each, back to back, in prefix order."""
@@ -55,7 +58,8 @@ class FinishReason(StrEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """How the next token is chosen. Checked at the edge (io/openai_schema); cores and Runners trust it.
+    """How the next token is chosen. Checked at the edge (io/openai_schema); cores and Runners trust
+    it.
 
     temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 are off. logprobs is the number of
     alternatives wanted beside the chosen token (0: the chosen one only), None for no logprobs.
