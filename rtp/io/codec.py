@@ -1,0 +1,153 @@
+"""Messages <-> bytes: a frame is a 4-byte length and one msgpack array with an integer tag."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from rtp.core.errors import ProtocolError
+from rtp.core.messages import (
+    STATUS_COLUMNS,
+    Ack,
+    Ask,
+    Cancel,
+    Delta,
+    Fence,
+    Message,
+    Now,
+    Poll,
+    Register,
+    Rejected,
+    Snapshot,
+    Status,
+    Submit,
+    Tokens,
+)
+from rtp.core.types import HASH_BYTES
+
+WIRE_VERSION = 1
+"""Raised with every change of a message; peers of another version are refused in the handshake."""
+MAX_FRAME_BYTES = 32 << 20
+"""The longest prompt (a million tokens, its hashes, resumed output) and a snapshot slice fit."""
+
+ToMaster = Status | Now | Delta | Snapshot
+ToWorker = Poll | Fence
+FromFrontend = Submit | Ack | Cancel
+ToFrontend = Tokens | Rejected
+
+T = TypeVar("T")
+_LENGTH = Struct(">I")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: object) -> bytes:
+    """One frame. Raises ProtocolError when it is larger than a peer would take."""
+    body = _encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes is too large to send")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameDecoder(Generic[T]):
+    """Bytes as they come, in any pieces -> messages of one direction.
+
+    accepts: a union of message types; a frame of another type is a ProtocolError. Whole frames are
+    decoded where they lie; only the beginning of an unfinished one is kept, and grows in place.
+    """
+
+    def __init__(self, accepts: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        # Any: a union of types is not a type to mypy.
+        self._decode = msgspec.msgpack.Decoder(accepts).decode
+        self._max = max_frame_bytes
+        self._partial = bytearray()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[T]:
+        """Messages completed by `data`, in order. Raises ProtocolError on anything else than a
+        frame; the connection is then of no more use."""
+        partial = self._partial
+        if partial:
+            partial += data
+            if len(partial) < 4 or len(partial) < 4 + self._length(partial, 0):
+                return []
+            data, self._partial = partial, bytearray()
+        view = memoryview(data)
+        messages: list[T] = []
+        start, end = 0, len(view)
+        while end - start >= 4:
+            stop = start + 4 + self._length(view, start)
+            if stop > end:
+                break
+            messages.append(self._message(view[start + 4 : stop]))
+            start = stop
+        if start < end:
+            self._partial += view[start:]
+        return messages
+
+    def _length(self, data: bytearray | memoryview, at: int) -> int:
+        length: int = _LENGTH.unpack_from(data, at)[0]
+        if length > self._max:
+            raise ProtocolError(f"a frame of {length} bytes; at most {self._max} are taken")
+        return length
+
+    def _message(self, body: memoryview) -> T:
+        try:
+            message = self._decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"not a frame of this connection: {error}") from None
+        fault = malformed(message)
+        if fault:
+            raise ProtocolError(f"{type(message).__name__}: {fault}")
+        found: T = message
+        return found
+
+
+def malformed(message: Message) -> str:
+    """What is wrong with the binary fields and numbers of a message that types cannot tell; '' if
+    all is well. The cores trust what passed here."""
+    check = _CHECKS.get(type(message))
+    return check(message) if check else ""
+
+
+def _hashes(*fields: bytes) -> str:
+    return "" if all(len(f) % HASH_BYTES == 0 for f in fields) else "hashes are 16 bytes each"
+
+
+def _ids(*fields: bytes) -> str:
+    return "" if all(len(f) % 4 == 0 for f in fields) else "token ids are 4 bytes each"
+
+
+def _register(m: Register) -> str:
+    if not m.worker_id or not m.address or not m.model:
+        return "worker_id, address and model must be given"
+    if not 1 <= m.ranks <= 4096 or len(m.kv_total) != m.ranks:
+        return "kv_total needs one entry per rank"
+    if min(m.kv_total) < 1 or min(m.block_size, m.max_model_len, m.max_batch_tokens) < 1:
+        return "sizes must be positive"
+    if len(m.profile) not in (0, 6) or not all(0 <= x < 1e6 for x in m.profile):
+        return "profile is empty or six coefficients in seconds"
+    return ""
+
+
+def _status(m: Status) -> str:
+    row = 8 * len(STATUS_COLUMNS)
+    return "" if m.table and len(m.table) % row == 0 else f"table rows are {row} bytes"
+
+
+def _changes(m: Delta | Snapshot) -> str:
+    return _hashes(*(h for c in m.changes for h in (c.added, c.removed)))
+
+
+def _submit(m: Submit) -> str:
+    return _ids(m.prompt, *(c.output for c in m.choices)) or _hashes(m.hashes)
+
+
+_CHECKS: dict[type[Message], Any] = {  # Any: each check takes its own type
+    Register: _register,
+    Status: _status,
+    Delta: _changes,
+    Snapshot: _changes,
+    Ask: lambda m: _hashes(m.hashes),
+    Submit: _submit,
+}

@@ -1,0 +1,120 @@
+"""What steps of a Runner cost here, measured at start: the predictor's first coefficients.
+
+    t_prefill = a + b*new + c*new*(cached + new/2)      t_decode = d + e*batch + f*context
+
+seconds; the Master corrects them online (design section 4), so a few steps are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from rtp.core.ports import Runner
+from rtp.core.steps import Known, Row, SequenceStart, StepPlan
+from rtp.core.types import FloatArray, SamplingParams, pack_ids
+
+Profile = tuple[float, float, float, float, float, float]
+
+FIRST_STEP = -1_000_000
+FIRST_SEQUENCE = 1 << 62
+"""Steps and handles no batcher uses."""
+BUDGET_S = 4.0
+"""No further measurement starts after so many seconds of steps."""
+
+
+def measure(runner: Runner, max_batch_tokens: int, progress: Callable[[str], None]) -> Profile:
+    """Runs prefills and decodes on an idle Runner; its pages hold nothing of use afterwards."""
+    bench = _Bench(runner)
+    longest = min(max_batch_tokens, bench.longest)
+    sizes = sorted({max(1, longest // d) for d in (32, 8, 2, 1)})
+    bench.prefill(sizes[0], 0)  # warm-up: first touch of buffers is not what steps cost
+    prefills = []
+    for new in sizes:
+        progress(f"profiling prefill of {new} tokens")
+        prefills += [(new, 0, bench.prefill(new, 0)) for _ in range(2)]
+        if bench.spent_s > BUDGET_S:
+            break
+    half = sizes[0] if bench.spent_s > BUDGET_S else max(1, longest // 2)
+    prefills.append((half, half, bench.prefill(half, half)))
+    decodes = []
+    for batch, context in ((1, 16), (1, longest - 1), (4, 16), (8, longest // 8), (8, 16)):
+        if bench.fits(batch, context):
+            progress(f"profiling decode of {batch} x {context} tokens")
+            decodes += [(batch, batch * context, bench.decode(batch, context)) for _ in range(2)]
+        if bench.spent_s > 2 * BUDGET_S:
+            break
+    a, b, c = _fit((s, (1.0, n, n * (k + n / 2))) for n, k, s in prefills)
+    d, e, f = _fit((s, (1.0, n, k)) for n, k, s in decodes)
+    return a, b, c, d, e, f
+
+
+class _Bench:
+    """Makes plans for measurements. Pages are used from 0 on, again and again."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._capacity = runner.capacity
+        self._step = FIRST_STEP
+        self._sequence = FIRST_SEQUENCE
+        pool = self._capacity.num_blocks * self._capacity.block_size
+        self.longest = max(2, min(pool, self._capacity.max_model_len) - 1)
+        self.spent_s = 0.0
+
+    def fits(self, batch: int, context: int) -> bool:
+        blocks = batch * (context // self._capacity.block_size + 1)
+        return 0 < context < self.longest and blocks <= self._capacity.num_blocks
+
+    def prefill(self, new: int, cached: int) -> float:
+        """Seconds of one step that computes `new` tokens behind `cached` ones."""
+        return self._run([(cached, min(new, self.longest - cached))])
+
+    def decode(self, batch: int, context: int) -> float:
+        """Seconds of one step with one token for each of `batch` sequences of `context` tokens."""
+        return self._run([(context, 1)] * batch)
+
+    def _run(self, rows: list[tuple[int, int]]) -> float:
+        started, planned, page = [], [], 0
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        for start, num_new in rows:
+            self._sequence += 1
+            prompt = np.arange(start + num_new) % min(self._capacity.vocab_size, 1000)
+            blocks = -(-(start + num_new) // self._capacity.block_size)
+            started.append(SequenceStart(self._sequence, 0, pack_ids(prompt), b"", sampling, ()))
+            planned.append(
+                Row(
+                    sequence=self._sequence,
+                    start=start,
+                    num_new=num_new,
+                    inputs=Known(pack_ids(prompt[start:])),
+                    pages=pack_ids(range(page, page + blocks)),
+                    output_index=0,
+                )
+            )
+            page += blocks
+        self._step += 1
+        result = self._runner.execute(StepPlan(self._step, tuple(planned), tuple(started)))
+        self._step += 1
+        ended = tuple(s.sequence for s in started)
+        self._runner.execute(StepPlan(self._step, (), (), ended))
+        self.spent_s += result.elapsed_s
+        return result.elapsed_s
+
+
+def _fit(samples: Iterable[tuple[float, tuple[float, float, float]]]) -> FloatArray:
+    """Least squares with coefficients >= 0, relative errors weighted alike: a column whose
+    coefficient comes out negative is left out (three columns, so at most two rounds)."""
+    seconds, columns = zip(*samples, strict=True)
+    y = np.maximum(np.array(seconds), 1e-7)
+    x = np.array(columns) / y[:, None]
+    kept = list(range(x.shape[1]))
+    found = np.zeros(x.shape[1])
+    while kept:
+        scale = np.abs(x[:, kept]).max(axis=0) + 1e-30
+        part = np.linalg.lstsq(x[:, kept] / scale, np.ones(len(y)), rcond=None)[0] / scale
+        if (part >= 0).all():
+            found[kept] = part
+            break
+        kept.pop(int(np.argmin(part * scale)))
+    return found

@@ -1,0 +1,252 @@
+"""A Runner in a process of its own, spoken to over a Unix socket pair.
+
+The control process never loads the model's libraries; the child does nothing but build the Runner,
+measure it, and execute steps. It ends with its parent, whichever way that ends: the kernel kills it
+(PR_SET_PDEATHSIG), and its socket reads end of file. On any error of its own it leaves by os._exit,
+because half-finished native threads have been seen to hang an orderly exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Protocol
+
+import msgspec
+
+from rtp.core import plugins
+from rtp.core.card import ModelCard
+from rtp.core.errors import RtpError
+from rtp.core.ports import Capacity, Runner
+from rtp.core.steps import StepPlan, StepResult
+from rtp.io.measure import measure
+
+_LENGTH = Struct("<I")
+_PR_SET_PDEATHSIG = 1
+
+
+class RunnerSpec(msgspec.Struct, frozen=True):
+    """What the child builds: the first frame it reads."""
+
+    backend: str
+    params: dict[str, Any]  # Any: each backend's own
+    max_batch_tokens: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag=1, array_like=True):
+    """A line for people while the child starts."""
+
+    line: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=2, array_like=True):
+    """The Runner is built and measured."""
+
+    capacity: Capacity
+    card: ModelCard
+    profile: tuple[float, ...]
+
+
+class Done(msgspec.Struct, frozen=True, tag=3, array_like=True):
+    result: StepResult
+
+
+class Broken(msgspec.Struct, frozen=True, tag=4, array_like=True):
+    """The child gives up; it is the last frame."""
+
+    reason: str
+
+
+FromRunner = Progress | Ready | Done | Broken
+
+
+class RunnerHandle(Protocol):
+    """A rank's Runner as worker_loop sees it. RunnerProcess is the one; tests have a thread."""
+
+    pid: int
+
+    async def start(self, on_event: Callable[[FromRunner], None]) -> None:
+        """Starts it; everything it says comes as events, Broken at most once and last."""
+        ...
+
+    def submit(self, plan: StepPlan) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class RunnerProcess:
+    """The parent's end. threads: size of the child's native thread pools."""
+
+    def __init__(self, spec: RunnerSpec, *, threads: int) -> None:
+        self.pid = 0
+        self._spec = spec
+        self._threads = threads
+        self._process: asyncio.subprocess.Process | None = None
+        self._transport: asyncio.Transport | None = None
+        self._closing = False
+
+    async def start(self, on_event: Callable[[FromRunner], None]) -> None:
+        ours, theirs = socket.socketpair()
+        threads = str(self._threads)
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "rtp.io.runner_process"),
+                *(str(theirs.fileno()), str(os.getpid())),
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | dict.fromkeys(names, threads),
+            )
+        self.pid = self._process.pid
+        loop = asyncio.get_running_loop()
+        reader = _Reader(lambda event: None if self._closing else on_event(event))
+        self._transport, _ = await loop.create_connection(lambda: reader, sock=ours)
+        self._transport.set_write_buffer_limits(high=64 << 20)
+        self._write(msgspec.msgpack.encode(self._spec))
+
+    def submit(self, plan: StepPlan) -> None:
+        self._write(_encode(plan))
+
+    async def close(self) -> None:
+        """Ends the child, by force when it does not follow within a second."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+        if self._process is None or self._process.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(1.0):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    def _write(self, body: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(_LENGTH.pack(len(body)) + body)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Reader(asyncio.Protocol):
+    """Frames of the child; its end without a word is Broken too."""
+
+    def __init__(self, on_event: Callable[[FromRunner], None]) -> None:
+        self._on_event = on_event
+        self._decode = msgspec.msgpack.Decoder(FromRunner).decode
+        self._received = bytearray()
+        self._broken = False
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        start = 0
+        while len(received) - start >= 4:
+            stop = start + 4 + _LENGTH.unpack_from(received, start)[0]
+            if stop > len(received):
+                break
+            event = self._decode(memoryview(received)[start + 4 : stop].tobytes())
+            self._broken = self._broken or isinstance(event, Broken)
+            self._on_event(event)
+            start = stop
+        del received[:start]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._broken:
+            self._on_event(Broken("the process ended"))
+
+
+# ---------------------------------------------------------------- the child
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serves one Runner until the parent closes the socket."""
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the parent's to act on
+    pipe = _Pipe(socket.socket(fileno=descriptor))
+    try:
+        body = pipe.read()
+        if body is None:
+            os._exit(0)
+        spec = msgspec.msgpack.decode(body, type=RunnerSpec)
+        _serve(pipe, spec)
+    except RtpError as error:
+        pipe.write(Broken(str(error)))
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)
+    except BaseException as error:
+        traceback.print_exc()
+        pipe.write(Broken(f"{type(error).__name__}: {error}"))
+        sys.stderr.flush()
+    else:
+        os._exit(0)
+    os._exit(1)
+
+
+def _serve(pipe: _Pipe, spec: RunnerSpec) -> None:
+    runner, ready = build(spec, lambda line: pipe.write(Progress(line)))
+    pipe.write(ready)
+    decode = msgspec.msgpack.Decoder(StepPlan).decode
+    while (body := pipe.read()) is not None:
+        pipe.write(Done(execute(runner, decode(body))))
+    runner.close()
+
+
+def build(spec: RunnerSpec, progress: Callable[[str], None]) -> tuple[Runner, Ready]:
+    """The Runner of a spec and what it tells its parent. Raises RtpError when it cannot be."""
+    progress(f"loading {spec.params.get('model', spec.backend)}")
+    runner: Any = plugins.build("backend", spec.backend, **spec.params)
+    profile = measure(runner, spec.max_batch_tokens, progress)
+    return runner, Ready(runner.capacity, runner.card, profile)
+
+
+def execute(runner: Runner, plan: StepPlan) -> StepResult:
+    """One step, no faster than it says it was: a simulated Runner computes its seconds."""
+    start = time.perf_counter()
+    result = runner.execute(plan)
+    ahead = result.elapsed_s - (time.perf_counter() - start)
+    if ahead > 0:
+        time.sleep(ahead)
+    return result
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process when `parent` (a pid) is gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)  # it went before the call above
+
+
+class _Pipe:
+    """Blocking frames over a socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._file = sock.makefile("rb")
+
+    def read(self) -> bytes | None:
+        """The next frame, or None at the end."""
+        head = self._file.read(4)
+        if len(head) < 4:
+            return None
+        size = _LENGTH.unpack(head)[0]
+        body = self._file.read(size)
+        return body if len(body) == size else None
+
+    def write(self, message: FromRunner) -> None:
+        body = _encode(message)
+        self._sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

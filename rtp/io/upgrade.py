@@ -1,0 +1,194 @@
+"""HTTP connections that become frame connections, from both ends (see io/handshake)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from rtp.core.errors import ProtocolError
+from rtp.io import addresses
+from rtp.io.connection import FrameConnection
+from rtp.io.handshake import (
+    PROOF_BYTES,
+    UPGRADE,
+    Claim,
+    connection_proof,
+    new_nonce,
+    read_claim,
+    same,
+)
+
+MAX_HEAD_BYTES = 8192
+HANDSHAKE_S = 3.0
+
+
+class Refused(ProtocolError):
+    """The other side answered and said no, or nobody listens there."""
+
+
+# ---------------------------------------------------------------- the worker's side
+
+
+async def accept(
+    request: web.Request,
+    kind: str,
+    secret: bytes,
+    admit: Callable[[Claim], str],
+    opened: Callable[[Claim], FrameConnection],
+) -> web.StreamResponse:
+    """Turns a request into a frame connection and returns when that has closed.
+
+    admit(claim): why the claim is refused ('' if it is not), asked before the dialler has proved
+    anything, and again after.  opened(claim): makes the connection, once proved.
+    """
+    claim = read_claim(kind, {k.lower(): v for k, v in request.headers.items()})
+    refusal = admit(claim)
+    if refusal:
+        return web.Response(status=409, text=refusal)
+    nonce = new_nonce()
+    proof = connection_proof(secret, "worker", claim, nonce).hex()
+    http = request.protocol
+    transport = cast(asyncio.Transport, request.transport)
+    transport.write(
+        f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: {UPGRADE}\r\nConnection: Upgrade\r\n"
+        f"RTP-Nonce: {nonce}\r\nRTP-Proof: {proof}\r\n\r\n".encode()
+    )
+    gate = _Gate(http, connection_proof(secret, "dialler", claim, nonce))
+    transport.set_protocol(gate)
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            proved = await gate.proved
+    except TimeoutError:
+        proved = False
+    refusal = admit(claim) if proved else "not proved"
+    if refusal or transport.is_closing():
+        transport.abort()
+    else:
+        connection = opened(claim)
+        gate.become(connection)
+    try:
+        await gate.lost
+    except asyncio.CancelledError:
+        transport.abort()
+        raise
+    return web.Response()  # never sent: the transport is gone
+
+
+class _Gate(asyncio.Protocol):
+    """Stands between aiohttp and the frame connection: waits for the dialler's proof, keeps what
+    came right behind it, and tells aiohttp of the end, which then forgets the connection."""
+
+    def __init__(self, http: RequestHandler, expected: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self.proved: asyncio.Future[bool] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._http = http
+        self._expected = expected
+        self._received = bytearray()
+        self._next: FrameConnection | None = None
+
+    def become(self, connection: FrameConnection) -> None:
+        """From now on everything is the connection's; this stays its transport's protocol so that
+        both it and aiohttp learn of the end."""
+        self._next = connection
+        assert self._http.transport is not None
+        connection.connection_made(self._http.transport)
+        if len(self._received) > PROOF_BYTES:
+            connection.data_received(bytes(self._received[PROOF_BYTES:]))
+
+    def data_received(self, data: bytes) -> None:
+        if self._next is not None:
+            self._next.data_received(data)
+            return
+        self._received += data
+        if not self.proved.done() and len(self._received) >= PROOF_BYTES:
+            self.proved.set_result(same(bytes(self._received[:PROOF_BYTES]), self._expected))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.proved.done():
+            self.proved.set_result(False)
+        if self._next is not None:
+            self._next.connection_lost(exc)
+        self._http.connection_lost(exc)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+
+# ---------------------------------------------------------------- the dialler's side
+
+
+def request_head(claim: Claim, address: str) -> bytes:
+    """The GET that asks for the upgrade."""
+    lines = [f"GET /{claim.kind} HTTP/1.1", f"Host: {address}"]
+    lines += [f"{name}: {value}" for name, value in claim.headers().items()]
+    if any(c in value for value in claim.headers().values() for c in "\r\n"):
+        raise ProtocolError("a name with a line break cannot be dialled")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def read_answer(head: bytes, secret: bytes, claim: Claim) -> bytes:
+    """Checks the worker's answer (without the blank line); returns the proof to send. Raises
+    Refused when it is no 101, ProtocolError when its proof is wrong."""
+    lines = head.decode("latin-1").split("\r\n")
+    status = lines[0].split(" ", 2)
+    headers = {k.strip().lower(): v.strip() for k, _, v in (x.partition(":") for x in lines[1:])}
+    if len(status) < 2 or status[1] != "101":
+        raise Refused(f"{claim.kind} to {claim.worker_id} refused: {lines[0]}")
+    nonce = headers.get("rtp-nonce", "")
+    expected = connection_proof(secret, "worker", claim, nonce).hex()
+    if not same(headers.get("rtp-proof", ""), expected):
+        raise ProtocolError(f"{claim.worker_id} does not hold this cluster's secret")
+    return connection_proof(secret, "dialler", claim, nonce)
+
+
+async def dial(address: str, claim: Claim, secret: bytes, connection: FrameConnection) -> None:
+    """Opens a proved connection to a worker. Raises Refused, ProtocolError, OSError or
+    TimeoutError; the connection then never opened and its on_closed is not called."""
+    host, port = addresses.split(address)
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(HANDSHAKE_S):
+        try:
+            transport, waiting = await loop.create_connection(_Dialling, host, port)
+        except ConnectionRefusedError as error:
+            raise Refused(f"nobody listens at {address}") from error
+        try:
+            transport.write(request_head(claim, address))
+            proof = read_answer(await waiting.head, secret, claim)
+        except BaseException:
+            transport.abort()
+            raise
+    transport.write(proof)
+    connection.attach(transport)
+    if waiting.closed:
+        connection.connection_lost(None)
+    elif waiting.rest:
+        connection.data_received(bytes(waiting.rest))
+
+
+class _Dialling(asyncio.Protocol):
+    """Reads the answer's head; frames right behind it are kept in `rest`."""
+
+    def __init__(self) -> None:
+        self.head: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.rest = bytearray()
+        self.closed = False
+
+    def data_received(self, data: bytes) -> None:
+        self.rest += data
+        if self.head.done():
+            return
+        head, blank, rest = bytes(self.rest).partition(b"\r\n\r\n")
+        if blank:
+            self.rest = bytearray(rest)
+            self.head.set_result(head)
+        elif len(self.rest) > MAX_HEAD_BYTES:
+            self.head.set_exception(ProtocolError("an endless answer"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if not self.head.done():
+            self.head.set_exception(exc or ConnectionResetError("closed during the handshake"))
