@@ -1,0 +1,332 @@
+"""The unified prefix map: which ranks hold which blocks, in which tier; how far a prompt matches.
+
+Key -> interned owner set (owner_sets.py), in 256 dicts: a growing dict stops the world while it is
+rebuilt, a 256th of it does not. One pass over a prompt's keys intersects owner sets, so it answers
+for every rank at once; it costs O(blocks probed + distinct owner sets), however many ranks.
+
+A rank has a bit for one life of its cache (rank_bits.py). Losing the rank, or all its keys, takes
+the bit out of the `alive` mask that every match applies; `sweep` later takes dead bits out of the
+owner sets, in slices. So dropping a million keys is one AND, and a rank that was cleared can be
+filled again at once, under a new bit.
+
+Blocks of a granted request count as held on device from `arrive` on, so that concurrent equal
+prefixes meet. An arrival is pending until the rank confirms the block by `add`; `settle` takes it
+back. The map is a hint: it knows 64 of 128 hash bits, and the chosen worker checks them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rtp.core.hashing import low64
+from rtp.core.master.owner_sets import PLANES, OwnerSet, OwnerSets
+from rtp.core.master.rank_bits import RankBits
+from rtp.core.types import FloatArray, Hashes, Tier
+
+NUM_SHARDS = 256
+SHIFT = 56
+"""The top bits choose the shard; the low ones choose a slot inside its dict so must vary."""
+FIRST_JUMP = 8
+Runs = list[tuple[int, int]]
+"""(mask of ranks, blocks they hold from block 0 on), later ones being subsets of earlier ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How many leading blocks of a prompt are held, per rank and anywhere. Counts of blocks."""
+
+    device: FloatArray
+    """[capacity]: on the rank's device, or arriving there."""
+    host: FloatArray
+    """[capacity]: on the rank's device or host; >= device."""
+    best: int
+    """Leading blocks each of which somebody holds, in any tier."""
+
+
+class PrefixMap:
+    """Owners of blocks for ranks 0 .. capacity-1; at most `max_blocks` keys, more are refused.
+
+    About 100 bytes per key. add, remove, arrive and settle cost about 1 us per hash.
+    """
+
+    def __init__(self, capacity: int, max_blocks: int = 4_000_000) -> None:
+        self.capacity = capacity
+        self.max_blocks = max_blocks
+        self.num_blocks = 0
+        """Keys in the map, those of dead lives that sweep has not reached included."""
+        self.num_refused = 0
+        """Keys that did not fit, ever."""
+        self._shards: list[dict[int, OwnerSet]] = [{} for _ in range(NUM_SHARDS)]
+        self._sets = OwnerSets()
+        self._bits = RankBits(capacity)
+        self._pending: list[dict[int, int]] = [{} for _ in range(capacity)]
+        self._confirmed: list[dict[int, int]] = [{} for _ in range(capacity)]
+        self._sweep_shard = NUM_SHARDS
+        self._sweep_keys: list[int] = []
+
+    # ---------------------------------------------------------------- what ranks report
+
+    def add(self, rank: int, hashes: Hashes | Sequence[int], tier: Tier) -> None:
+        """The rank holds these blocks in this tier. On device this confirms their arrivals."""
+        keys = _keys(hashes)
+        pending = self._pending[rank]
+        if pending and tier is Tier.DEVICE:
+            confirmed = self._confirmed[rank]
+            for key in keys:
+                count = pending.pop(key, 0)
+                if count:
+                    confirmed[key] = confirmed.get(key, 0) + count
+        self._set(keys, self._bits.of(rank), tier)
+
+    def remove(self, rank: int, hashes: Hashes | Sequence[int], tier: Tier) -> None:
+        """The rank no longer holds these blocks in this tier; pending arrivals stay."""
+        keys = _keys(hashes)
+        pending = self._pending[rank]
+        if pending and tier is Tier.DEVICE:
+            keys = [key for key in keys if key not in pending]
+        self._unset(keys, self._bits.of(rank), tier)
+
+    def promise(self, rank: int, prefix_closed: bool) -> None:
+        """Whether each block this rank holds (on device; on device or host) has its whole prefix
+        there too, because tails leave first. Where all owners promise, a match jumps instead of
+        walking. Holds until drop_rank; no promise before."""
+        self._bits.promise(rank, prefix_closed)
+
+    # ---------------------------------------------------------------- what the Master expects
+
+    def arrive(self, rank: int, hashes: Hashes | Sequence[int]) -> None:
+        """A granted request will compute these blocks on the rank; settle each call once.
+
+        Pass the prompt's hashes from block 0 on, so that a promised holding stays prefix-closed.
+        """
+        pending, confirmed = self._pending[rank], self._confirmed[rank]
+        bit = self._bits.of(rank)
+        new = []
+        for key in _keys(hashes):
+            if key in pending:
+                pending[key] += 1
+                continue
+            owners = self._shards[key >> SHIFT].get(key)
+            if owners is not None and owners.device & bit:
+                confirmed[key] = confirmed.get(key, 0) + 1
+            else:
+                pending[key] = 1
+                new.append(key)
+        for key in self._set(new, bit, Tier.DEVICE):
+            del pending[key]
+
+    def settle(self, rank: int, hashes: Hashes | Sequence[int]) -> None:
+        """Takes back one arrival of each block; blocks neither confirmed nor still awaited go.
+
+        Of two arrivals of a block with one confirmed, the first to settle is taken for that one;
+        when both have settled nothing is left. After drop_rank it does nothing.
+        """
+        pending, confirmed = self._pending[rank], self._confirmed[rank]
+        gone = []
+        for key in _keys(hashes):
+            counts = confirmed if key in confirmed else pending
+            count = counts.get(key, 0)
+            if count > 1:
+                counts[key] = count - 1
+            elif count:
+                del counts[key]
+                if counts is pending:
+                    gone.append(key)
+        if gone:
+            self._unset(gone, self._bits.of(rank), Tier.DEVICE)
+
+    # ---------------------------------------------------------------- ranks that come and go
+
+    def drop_rank(self, rank: int) -> None:
+        """The rank is gone: no credit from now on, arrivals and promise forgotten. O(1)."""
+        self._bits.retire(rank)
+        self._bits.promise(rank, False)
+        self._pending[rank] = {}
+        self._confirmed[rank] = {}
+
+    def clear_rank(self, rank: int) -> None:
+        """The rank holds nothing any more; what is arriving still arrives. O(pending arrivals)."""
+        self._bits.retire(rank)
+        pending = self._pending[rank]
+        for key in self._set(list(pending), self._bits.of(rank), Tier.DEVICE):
+            del pending[key]
+
+    def sweep(self, budget: int) -> bool:
+        """Takes dead lives out of up to `budget` owner sets. True when none is left anywhere."""
+        bits = self._bits
+        while budget > 0 and (bits.sweeping or bits.dead):
+            if not bits.sweeping:
+                bits.begin_sweep()
+                self._sweep_shard = 0
+            if self._sweep_keys:
+                batch = self._sweep_keys[-budget:]
+                del self._sweep_keys[-budget:]
+                self._strip(self._shards[self._sweep_shard - 1], batch)
+                budget -= len(batch)
+            elif self._sweep_shard < NUM_SHARDS:
+                self._sweep_keys = list(self._shards[self._sweep_shard])
+                self._sweep_shard += 1
+                budget -= 1
+            else:
+                bits.end_sweep()
+        return not (bits.sweeping or bits.dead)
+
+    # ---------------------------------------------------------------- how far a prompt matches
+
+    def match(self, keys: Sequence[int]) -> Match:
+        """One pass for all ranks. keys: low64 of the prompt's block hashes, in order."""
+        device: Runs = []
+        held: Runs = []
+        best = self._walk(keys, device, held)
+        return Match(self._column(device), self._column(held), best)
+
+    def _walk(self, keys: Sequence[int], device_runs: Runs, held_runs: Runs) -> int:
+        """Fills the runs; returns `best`."""
+        alive, shards = self._bits.alive, self._shards
+        device = held = alive
+        last: OwnerSet | None = None
+        done, num = 0, len(keys)
+        while done < num:
+            key = keys[done]
+            owners = shards[key >> SHIFT].get(key)
+            if owners is None or not owners.anywhere & alive:
+                break
+            if owners is last:
+                done += 1
+                continue
+            last = owners
+            if device & owners.device != device:
+                device_runs.append((device, done))
+                device &= owners.device
+            if held & owners.held != held:
+                held_runs.append((held, done))
+                held &= owners.held
+            done = self._jump(keys, done, owners)
+        device_runs.append((device, done))
+        held_runs.append((held, done))
+        return done
+
+    def _jump(self, keys: Sequence[int], at: int, owners: OwnerSet) -> int:
+        """The first block after `at`, which `owners` hold, that must be looked at.
+
+        Where their holdings are prefix-closed, those who own both ends of a span own all of it:
+        gallop while they are the same, then bisect. Others do not matter: they lack block `at`.
+        """
+        alive = self._bits.alive
+        device, held = owners.device & alive, owners.held & alive
+        if not held or held & ~self._bits.closed:
+            return at + 1
+        num = high = len(keys)
+        low, step = at, FIRST_JUMP
+        while low + 1 < high:
+            probe = min(low + step, num - 1) if high == num else (low + high) // 2
+            key = keys[probe]
+            found = self._shards[key >> SHIFT].get(key)
+            found_device = found.device & alive if found else 0
+            found_held = found.held & alive if found else 0
+            if found_device == device and found_held == held:
+                low, step = probe, step * 2
+            else:
+                high = probe
+        return low + 1
+
+    def _column(self, runs: Runs) -> FloatArray:
+        """[capacity] blocks per rank; deeper runs override."""
+        column = np.zeros(self.capacity)
+        for ranks, blocks in runs:
+            if ranks and blocks:
+                column[self._bits.rows(ranks)] = blocks
+        return column
+
+    # ---------------------------------------------------------------- owner sets of blocks
+
+    def _set(self, keys: Sequence[int], bit: int, tier: Tier) -> list[int]:
+        """Adds an owner; returns the keys that did not fit. Equal owners are worked out once."""
+        alone = old = new = self._sets.with_bit(None, tier, bit)
+        refused = []
+        for key in keys:
+            shard = self._shards[key >> SHIFT]
+            owners = shard.get(key)
+            if owners is None:
+                if self.num_blocks >= self.max_blocks:
+                    refused.append(key)
+                    continue
+                self.num_blocks += 1
+                shard[key] = alone
+                continue
+            if owners is not old:
+                old, new = owners, self._sets.with_bit(owners, tier, bit)
+            if new is not old:
+                shard[key] = new
+        self.num_refused += len(refused)
+        return refused
+
+    def _unset(self, keys: Sequence[int], bit: int, tier: Tier) -> None:
+        """Takes an owner away; a block without owners goes."""
+        old = new = self._sets.of(0, 0, 0)
+        for key in keys:
+            shard = self._shards[key >> SHIFT]
+            owners = shard.get(key)
+            if owners is None:
+                continue
+            if owners is not old:
+                old, new = owners, self._sets.without_bit(owners, tier, bit)
+            if not new.anywhere:
+                del shard[key]
+                self.num_blocks -= 1
+            elif new is not old:
+                shard[key] = new
+
+    def _strip(self, shard: dict[int, OwnerSet], keys: list[int]) -> None:
+        dead = self._bits.sweeping
+        stripped: dict[OwnerSet, OwnerSet] = {}
+        for key in keys:
+            owners = shard.get(key)
+            if owners is None or not owners.anywhere & dead:
+                continue
+            new = stripped.get(owners)
+            if new is None:
+                new = stripped[owners] = self._sets.without(owners, dead)
+            if new.anywhere:
+                shard[key] = new
+            else:
+                del shard[key]
+                self.num_blocks -= 1
+
+    # ---------------------------------------------------------------- to look at it
+
+    def holds(self, rank: int, key: int, tier: Tier) -> bool:
+        """Whether this rank is credited with this block in exactly this tier (or its like)."""
+        owners = self._shards[key >> SHIFT].get(key)
+        if owners is None:
+            return False
+        planes = (owners.device, owners.host, owners.store)
+        return bool(planes[PLANES[tier]] & self._bits.living(rank))
+
+    def num_arriving(self) -> int:
+        """Blocks with unsettled arrivals, over all ranks; 0 when no request is under way."""
+        return sum(map(len, self._pending)) + sum(map(len, self._confirmed))
+
+    def check(self) -> None:
+        """Asserts what holds between calls. O(blocks)."""
+        self._bits.check()
+        assert self.num_blocks == sum(map(len, self._shards)) <= self.max_blocks
+        known = self._bits.alive | self._bits.dead | self._bits.sweeping
+        for index, shard in enumerate(self._shards):
+            for key, owners in shard.items():
+                assert key >> SHIFT == index
+                assert owners.anywhere
+                assert not owners.anywhere & ~known
+                assert owners.held == owners.device | owners.host
+                assert owners.anywhere == owners.held | owners.store
+        for rank, pending in enumerate(self._pending):
+            assert all(count > 0 for count in pending.values())
+            assert all(count > 0 for count in self._confirmed[rank].values())
+            assert all(self.holds(rank, key, Tier.DEVICE) for key in pending)
+
+
+def _keys(hashes: Hashes | Sequence[int]) -> Sequence[int]:
+    return low64(hashes) if isinstance(hashes, bytes) else hashes
