@@ -168,7 +168,7 @@ def _tensor(
     except ValueError:
         raise WeightsError(f"{path}: tensor {name} has unknown type {kind}") from None
     block, block_bytes = GGML_QUANT_SIZES[quantisation]
-    if not dims or dims[0] % block:
+    if not dims or not all(dims) or dims[0] % block:
         raise WeightsError(
             f"{path}: tensor {name} of shape {dims} is not made of {quantisation.name} blocks"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,39 +48,48 @@ def config_of(path: Path, header: GgufHeader) -> dict[str, Any]:
     if metadata.get("split.count", 1) > 1:
         raise WeightsError(f"{path}: one of several split GGUF files; merge them first")
 
-    def value(key: str, *default: Any) -> Any:
-        full = f"{architecture}.{key}"
-        if full not in metadata and not default:
-            raise WeightsError(f"{path}: {full} is missing")
-        return metadata.get(full, *default)
+    def count(key: str, default: int | None = None) -> int:
+        found = metadata.get(f"{architecture}.{key}", default)
+        if not isinstance(found, int) or found <= 0:
+            raise WeightsError(f"{path}: {architecture}.{key} is {found}, not a positive integer")
+        return found
 
-    scaling = value("rope.scaling.type", "none")
+    def number(key: str, default: float | None = None) -> float:
+        found = metadata.get(f"{architecture}.{key}", default)
+        if not isinstance(found, float) or not 0 < found < np.inf:
+            raise WeightsError(f"{path}: {architecture}.{key} is {found}, not a positive number")
+        # The shortest decimal that is this float32: what the original config.json said.
+        return float(str(np.float32(found)))
+
+    scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise WeightsError(f"{path}: rope scaling {scaling}, known are none and linear")
-    held = {tensor.name for tensor in header.tensors}
-    hidden, heads = value("embedding_length"), value("attention.head_count")
-    head_dim = value("attention.key_length", hidden // heads)
-    if value("rope.dimension_count", head_dim) != head_dim:
+    hidden, heads = count("embedding_length"), count("attention.head_count")
+    head_dim = count("attention.key_length", hidden // heads)
+    if count("rope.dimension_count", head_dim) != head_dim:
         raise WeightsError(f"{path}: RoPE over part of a head is not known")
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    if "token_embd.weight" not in shapes:
+        raise WeightsError(f"{path}: tensor token_embd.weight is missing")
     return {
         "model_type": architecture,
         "architectures": [_ARCHITECTURES[architecture]],
         "hidden_size": hidden,
-        "intermediate_size": value("feed_forward_length"),
-        "num_hidden_layers": value("block_count"),
+        "intermediate_size": count("feed_forward_length"),
+        "num_hidden_layers": count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": value("attention.head_count_kv", heads),
+        "num_key_value_heads": count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "attention_bias": "blk.0.attn_q.bias" in held,
-        "max_position_embeddings": value("context_length"),
-        "rms_norm_eps": _shortest(value("attention.layer_norm_rms_epsilon")),
-        "rope_theta": _shortest(value("rope.freq_base", 10000.0)),
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "max_position_embeddings": count("context_length"),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": number("rope.freq_base", 10000.0),
         "rope_scaling": None
         if scaling == "none"
-        else {"rope_type": scaling, "factor": _shortest(value("rope.scaling.factor"))},
-        "vocab_size": _vocab_size(path, header),
-        "tie_word_embeddings": "output.weight" not in held,
+        else {"rope_type": scaling, "factor": number("rope.scaling.factor")},
+        "vocab_size": shapes["token_embd.weight"][0],
+        "tie_word_embeddings": "output.weight" not in shapes,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
@@ -94,32 +102,33 @@ def weight_file(path: Path, header: GgufHeader, config: dict[str, Any]) -> Weigh
     tensors = []
     for tensor in header.tensors:
         name = _hugging_face_name(path, tensor.name)
-        finish: Callable[[torch.Tensor], torch.Tensor] | None = None
+        num_heads = None
         if config["model_type"] in _PERMUTED:
             if ".q_proj." in name:
-                finish = partial(_halves, num_heads=config["num_attention_heads"])
+                num_heads = config["num_attention_heads"]
             elif ".k_proj." in name:
-                finish = partial(_halves, num_heads=config["num_key_value_heads"])
-        build = partial(_build, path=path, tensor=tensor, finish=finish)
+                num_heads = config["num_key_value_heads"]
+        if num_heads is not None and tensor.shape[0] != num_heads * config["head_dim"]:
+            raise WeightsError(
+                f"{path}: tensor {tensor.name} of shape {list(tensor.shape)} does not hold"
+                f" {num_heads} heads of {config['head_dim']}"
+            )
+        build = partial(_build, path=path, tensor=tensor, num_heads=num_heads)
         label = f"{tensor.type.name}{list(tensor.shape)}"
         tensors.append(StoredTensor(name, label, tensor.offset, tensor.num_bytes, build))
     return WeightFile(path, tuple(tensors), header.start, header.head)
 
 
-def _build(
-    data: ByteArray,
-    path: Path,
-    tensor: GgufTensor,
-    finish: Callable[[torch.Tensor], torch.Tensor] | None,
-) -> torch.Tensor:
+def _build(data: ByteArray, path: Path, tensor: GgufTensor, num_heads: int | None) -> torch.Tensor:
+    """Dequantises; num_heads is given for tensors whose rows are to be put in order."""
     try:
         values = dequantize(data.reshape(tensor.stored_shape), tensor.type)
-    except NotImplementedError as error:
+    except (NotImplementedError, ValueError) as error:
         raise WeightsError(
             f"{path}: tensor {tensor.name}: {tensor.type.name} cannot be dequantised"
         ) from error
     built = torch.from_numpy(values.astype(np.float32, copy=False)).reshape(tensor.shape)
-    return built if finish is None else finish(built)
+    return built if num_heads is None else _halves(built, num_heads)
 
 
 def _halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -139,15 +148,3 @@ def _hugging_face_name(path: Path, name: str) -> str:
     if stem.startswith("blk.") and block.isdigit() and part in _BLOCK_NAMES:
         return f"model.layers.{block}.{_BLOCK_NAMES[part]}.{suffix}"
     raise WeightsError(f"{path}: tensor {name} is not known")
-
-
-def _vocab_size(path: Path, header: GgufHeader) -> int:
-    for tensor in header.tensors:
-        if tensor.name == "token_embd.weight":
-            return tensor.shape[0]
-    raise WeightsError(f"{path}: tensor token_embd.weight is missing")
-
-
-def _shortest(value: float) -> float:
-    """The shortest decimal that is this float32: what the original config.json said."""
-    return float(str(np.float32(value)))

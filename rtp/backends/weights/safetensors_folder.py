@@ -12,8 +12,9 @@ import math
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 
 from rtp.backends.weights.reader import ByteArray, StoredTensor, WeightFile
@@ -40,6 +41,16 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Entry(msgspec.Struct):
+    """What a header says about one tensor; the offsets count from the start of the data."""
+
+    dtype: str
+    shape: list[_Count]
+    data_offsets: tuple[_Count, _Count]
 
 
 def open_folder(directory: Path) -> tuple[WeightFile, ...]:
@@ -118,14 +129,12 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
 
 def _stored_tensor(path: Path, start: int, name: str, entry: Any) -> StoredTensor:
     try:
-        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        counts = [*shape, begin, end]
-    except (TypeError, KeyError, ValueError) as error:
-        raise WeightsError(f"{path}: tensor {name} has a malformed entry: {entry}") from error
+        checked = msgspec.convert(entry, _Entry)
+    except msgspec.ValidationError as error:
+        raise WeightsError(f"{path}: tensor {name}: {error}") from error
+    dtype, shape, (begin, end) = checked.dtype, checked.shape, checked.data_offsets
     if dtype not in _DTYPES:
         raise WeightsError(f"{path}: tensor {name} has dtype {dtype}, known are {list(_DTYPES)}")
-    if not all(type(count) is int and count >= 0 for count in counts):
-        raise WeightsError(f"{path}: tensor {name} has a malformed entry: {entry}")
     num_bytes = math.prod(shape) * _DTYPES[dtype].itemsize
     if end - begin != num_bytes:
         raise WeightsError(
@@ -137,6 +146,8 @@ def _stored_tensor(path: Path, start: int, name: str, entry: Any) -> StoredTenso
 
 
 def _build(data: ByteArray, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    if not data.size:  # torch cannot view an empty array as another dtype
+        return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
@@ -179,12 +190,12 @@ def _inside(directory: Path, name: str) -> Path:
     A hub cache keeps a snapshot as links into its own `blobs` folder, two levels up; that one
     layout is accepted, for a link that stands in the folder itself.
     """
+    if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+        raise WeightsError(f"{directory}: weight file {name!r} lies outside the folder")
     path = directory / name
-    home = directory.resolve()
-    real = path.resolve()
-    if not Path(name).is_absolute() and ".." not in Path(name).parts:
-        if real.is_relative_to(home):
-            return path
-        if home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs":
-            return path
-    raise WeightsError(f"{directory}: weight file {name} lies outside the folder ({real})")
+    home, real = directory.resolve(), path.resolve()
+    if real.is_relative_to(home):
+        return path
+    if home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs":
+        return path
+    raise WeightsError(f"{directory}: weight file {name!r} lies outside the folder: {real}")
