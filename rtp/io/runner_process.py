@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rtp.core import plugins
 from rtp.core.card import ModelCard
 from rtp.core.errors import RtpError
 from rtp.core.ports import Capacity, Runner
@@ -38,6 +37,10 @@ class RunnerSpec(msgspec.Struct, frozen=True):
     """What the child builds: the first frame it reads."""
 
     backend: str
+    model: str
+    """Name or path."""
+    served_name: str
+    """What clients call it."""
     params: dict[str, Any]  # Any: each backend's own
     max_batch_tokens: int
 
@@ -100,7 +103,7 @@ class RunnerProcess:
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "rtp.io.runner_process"),
+                *(sys.executable, "-m", "rtp.rank"),
                 *(str(theirs.fileno()), str(os.getpid())),
                 pass_fds=(theirs.fileno(),),
                 env=os.environ | dict.fromkeys(names, threads),
@@ -169,32 +172,35 @@ class _Reader(asyncio.Protocol):
 # ---------------------------------------------------------------- the child
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serves one Runner until the parent closes the socket."""
+Load = Callable[["RunnerSpec", Callable[[str], None]], tuple[Runner, ModelCard]]
+"""Makes the Runner and its model's card, saying how it goes; joins rooms, so an entry point has
+it."""
+
+
+def serve(descriptor: int, parent: int, load: Load) -> None:
+    """The life of the child: one Runner, until the parent closes the socket. Does not return."""
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the parent's to act on
     pipe = _Pipe(socket.socket(fileno=descriptor))
     try:
         body = pipe.read()
-        if body is None:
-            os._exit(0)
-        spec = msgspec.msgpack.decode(body, type=RunnerSpec)
-        _serve(pipe, spec)
+        if body is not None:
+            _serve(pipe, msgspec.msgpack.decode(body, type=RunnerSpec), load)
     except RtpError as error:
         pipe.write(Broken(str(error)))
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)
     except BaseException as error:
         traceback.print_exc()
-        pipe.write(Broken(f"{type(error).__name__}: {error}"))
         sys.stderr.flush()
+        pipe.write(Broken(f"{type(error).__name__}: {error}"))
     else:
         os._exit(0)
     os._exit(1)
 
 
-def _serve(pipe: _Pipe, spec: RunnerSpec) -> None:
-    runner, ready = build(spec, lambda line: pipe.write(Progress(line)))
+def _serve(pipe: _Pipe, spec: RunnerSpec, load: Load) -> None:
+    runner, ready = prepare(spec, load, lambda line: pipe.write(Progress(line)))
     pipe.write(ready)
     decode = msgspec.msgpack.Decoder(StepPlan).decode
     while (body := pipe.read()) is not None:
@@ -202,12 +208,11 @@ def _serve(pipe: _Pipe, spec: RunnerSpec) -> None:
     runner.close()
 
 
-def build(spec: RunnerSpec, progress: Callable[[str], None]) -> tuple[Runner, Ready]:
-    """The Runner of a spec and what it tells its parent. Raises RtpError when it cannot be."""
-    progress(f"loading {spec.params.get('model', spec.backend)}")
-    runner: Any = plugins.build("backend", spec.backend, **spec.params)
+def prepare(spec: RunnerSpec, load: Load, progress: Callable[[str], None]) -> tuple[Runner, Ready]:
+    """A measured Runner and what it tells its parent."""
+    runner, card = load(spec, progress)
     profile = measure(runner, spec.max_batch_tokens, progress)
-    return runner, Ready(runner.capacity, runner.card, profile)
+    return runner, Ready(runner.capacity, card, profile)
 
 
 def execute(runner: Runner, plan: StepPlan) -> StepResult:
@@ -246,7 +251,3 @@ class _Pipe:
     def write(self, message: FromRunner) -> None:
         body = _encode(message)
         self._sock.sendall(_LENGTH.pack(len(body)) + body)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -71,11 +71,16 @@ class Links:
         task = self._loop.create_task(self._dial(worker_id, epoch, address))
         self._dials[worker_id] = (epoch, task)
 
-    def hang_up(self, worker_id: WorkerId, epoch: int) -> None:
-        """Closes the link, or stops the dial, of this life; no event follows."""
+    def hang_up(self, worker_id: WorkerId, epoch: int) -> bool:
+        """Closes the link, or stops the dial, of this life; no event follows. Returns whether there
+        was one."""
         link, dial = self._links.get(worker_id), self._dials.get(worker_id)
-        if (link and link.epoch == epoch) or (dial and dial[0] == epoch):
+        found = (link is not None and link.epoch == epoch) or (
+            dial is not None and dial[0] == epoch
+        )
+        if found:
             self._drop(worker_id)
+        return found
 
     def send(self, worker_id: WorkerId, message: LinkMessage) -> None:
         """Queues a frame, written at the end of the turn; dropped when there is no link."""

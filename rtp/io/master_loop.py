@@ -1,0 +1,220 @@
+"""The asyncio driver of core.master: registrations in, links out, a frontend in the same
+process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from rtp.core.card import ModelCard
+from rtp.core.commands import Command, Dial, HangUp, Note, Send
+from rtp.core.errors import ProtocolError
+from rtp.core.events import Event, From, FrontendUp, LinkDown, LinkUp
+from rtp.core.messages import (
+    Ask,
+    Cancel,
+    Delta,
+    Message,
+    Register,
+    Snapshot,
+    Status,
+)
+from rtp.core.types import FrontendId, WorkerId
+from rtp.io.driver import Core, Driver
+from rtp.io.frontend_loop import FrontendLoop
+from rtp.io.handshake import new_nonce
+from rtp.io.name_service import StaticNames
+from rtp.io.registration import REGISTER_PATH, TIMEOUT, receive
+from rtp.io.worker_link import Links
+
+CARD_RETRY_S = 1.0
+MAX_CARD_BYTES = 64 << 20
+
+
+class MasterCore(Core, Protocol):
+    def overview(self) -> dict[str, Any]: ...  # Any: JSON
+
+
+class MasterLoop:
+    """Drives one Master. Build inside the running loop, then join() the frontend and start().
+
+    on_card(card): the model of a worker, once per new card.  on_note: gets every Note.
+    """
+
+    def __init__(
+        self,
+        core: MasterCore,
+        *,
+        secret: bytes,
+        term: int,
+        on_card: Callable[[ModelCard], None],
+        on_note: Callable[[Note], None],
+    ) -> None:
+        self.core = core
+        self.term = term
+        self.driver = Driver(core, self._perform)
+        self._secret = secret
+        self._challenge = new_nonce()
+        self._on_card = on_card
+        self._on_note = on_note
+        self._links = Links(
+            secret=secret, term=term, on_event=self._from_links, on_closed=self._link_closed
+        )
+        self._frontends: dict[str, FrontendLoop] = {}
+        self._registers: dict[WorkerId, Register] = {}
+        self._linked: dict[WorkerId, str] = {}
+        self._cards: dict[str, asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._names: StaticNames | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        """Where workers register; to be added to the process's HTTP server."""
+        return [web.post(REGISTER_PATH, self._register_route)]
+
+    def join(self, frontend: FrontendLoop) -> None:
+        """A frontend in this process: what it and the Master tell each other are function calls."""
+        self._frontends[frontend.frontend_id] = frontend
+        self.driver.tell(FrontendUp(frontend.frontend_id))
+        frontend.master_up(self.term)
+
+    async def start(self, workers: Sequence[str] = ()) -> None:
+        """workers: addresses to ask, beside those who register by themselves."""
+        self._session = aiohttp.ClientSession()
+        if workers:
+            self._names = StaticNames(
+                workers,
+                session=self._session,
+                secret=self._secret,
+                challenge=self._challenge,
+                known=lambda address: address in self._linked.values(),
+                on_register=self.register,
+            )
+
+    async def close(self) -> None:
+        self.driver.close()
+        self._links.close()
+        if self._names is not None:
+            self._names.close()
+        for task in self._cards.values():
+            task.cancel()
+        await asyncio.gather(*self._cards.values(), return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def from_frontend(self, frontend_id: FrontendId, message: Ask | Cancel) -> None:
+        self.driver.tell(From(frontend_id, message))
+
+    def register(self, register: Register) -> None:
+        """A proved, well-formed registration."""
+        known = self._registers.get(register.worker_id)
+        if known is None or known.epoch <= register.epoch:
+            self._registers[register.worker_id] = register
+        if register.card not in self._cards:
+            self._cards[register.card] = asyncio.create_task(self._fetch_card(register))
+        self.driver.tell(From(register.worker_id, register))
+
+    # ------------------------------------------------------------ in
+
+    async def _register_route(self, request: web.Request) -> web.Response:
+        found = await receive(request, self._secret, self._challenge)
+        if isinstance(found, web.Response):
+            self._note("registration.refused", status=found.status, reason=found.text)
+            return found
+        self.register(found)
+        return web.json_response({"term": self.term})
+
+    def _from_links(self, event: Event) -> None:
+        match event:
+            case From(message=message):
+                self._check(message)
+            case LinkUp(worker_id=worker_id):
+                self._linked[worker_id] = self._registers[worker_id].address
+            case LinkDown(worker_id=worker_id):
+                self._linked.pop(worker_id, None)
+        self.driver.tell(event)
+
+    def _check(self, message: Message) -> None:
+        """What a worker says must fit what it registered. Raises ProtocolError, which costs its
+        link."""
+        match message:
+            case Status(worker_id=worker_id):
+                if len(message.columns()) != self._registers[worker_id].ranks:
+                    raise ProtocolError("a Status has one row per rank")
+            case (
+                Delta(worker_id=worker_id, changes=changes)
+                | Snapshot(worker_id=worker_id, changes=changes)
+            ):
+                ranks = self._registers[worker_id].ranks
+                if any(not (0 <= c.rank < ranks and 0 <= c.tier < 4) for c in changes):
+                    raise ProtocolError("a change of no rank or tier here")
+
+    async def _fetch_card(self, register: Register) -> None:
+        """GET /card from a worker until its digest is the registered one or the worker is
+        another."""
+        assert self._session is not None
+        last = ""
+        while True:
+            try:
+                card = await get_card(self._session, register)
+            except (aiohttp.ClientError, OSError, TimeoutError, ProtocolError) as error:
+                if str(error) != last:
+                    last = str(error)
+                    self._note("card.failed", worker_id=register.worker_id, reason=last)
+            else:
+                self._on_card(card)
+                return
+            await asyncio.sleep(CARD_RETRY_S)
+            # Whoever else offers this card is as good a source, and the latest the likeliest alive.
+            offers = [r for r in self._registers.values() if r.card == register.card]
+            if not offers:
+                del self._cards[register.card]
+                return
+            register = offers[-1]
+
+    # ------------------------------------------------------------ out
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Send(peer=peer, message=message):
+                frontend = self._frontends.get(peer)
+                if frontend is not None:
+                    frontend.from_master(message)  # type: ignore[arg-type]  # the core answers asks
+                else:
+                    self._links.send(WorkerId(peer), message)  # type: ignore[arg-type]
+            case Dial(worker_id=worker_id, epoch=epoch, address=address):
+                self._linked.pop(worker_id, None)
+                self._links.dial(worker_id, epoch, address)
+            case HangUp(worker_id=worker_id, epoch=epoch):
+                if self._links.hang_up(worker_id, epoch):
+                    self._linked.pop(worker_id, None)
+            case Note():
+                self._on_note(command)
+            case _:
+                raise TypeError(f"not a command of a Master: {type(command).__name__}")
+
+    def _link_closed(self, worker_id: str, reason: str) -> None:
+        self._note("link.closed", worker_id=worker_id, reason=reason)
+
+    def _note(self, event: str, **fields: object) -> None:
+        self._on_note(Note(event, fields))
+
+
+async def get_card(session: aiohttp.ClientSession, register: Register) -> ModelCard:
+    """The card a worker serves. Raises ProtocolError unless its digest is the registered one, which
+    was proved; so the card needs no proof of its own."""
+    async with session.get(f"http://{register.address}/card", timeout=TIMEOUT) as answer:
+        body = await answer.content.read(MAX_CARD_BYTES)
+        while len(body) < MAX_CARD_BYTES and (more := await answer.content.read(MAX_CARD_BYTES)):
+            body += more
+    try:
+        card = msgspec.msgpack.decode(body, type=ModelCard)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a model card: {error}") from None
+    if card.digest() != register.card:
+        raise ProtocolError("the card is not the registered one")
+    return card
