@@ -79,6 +79,19 @@ def tiny_checkpoint(
     return directory
 
 
+def smollm2_path() -> Path:
+    """The real model of the tests, fetched at first use; skips the test when it cannot be had."""
+    import pytest
+
+    from rtp.backends.weights.fetch import resolve
+    from rtp.core.errors import WeightsError
+
+    try:
+        return resolve("smollm2-135m")
+    except WeightsError as error:
+        pytest.skip(f"smollm2-135m is not in the cache and cannot be fetched: {error}")
+
+
 def write_shards(directory: Path, tensors: dict[str, Any], shards: int = 1) -> None:
     """Writes name -> tensor as model.safetensors, or as shards with model.safetensors.index.json."""
     from safetensors.torch import save_file

@@ -51,14 +51,15 @@ def resolve(
 ) -> Path:
     """The local path of a model: what exists is returned as it is, a known name is fetched once.
 
-    cache_dir defaults to $RTP_CACHE, else rtp under $XDG_CACHE_HOME or ~/.cache. Processes that
-    start together download once. Raises ConfigError for an unknown name, WeightsError when a
-    download fails or its digest is not the pinned one.
+    A known name comes first; a folder that is called like one is meant by ./name. cache_dir
+    defaults to $RTP_CACHE, else rtp under $XDG_CACHE_HOME or ~/.cache. Processes that start
+    together download once. Raises ConfigError for an unknown name, WeightsError when a download
+    fails or its digest is not the pinned one.
     """
-    path = Path(name_or_dir).expanduser()
     model = MODELS.get(name_or_dir)
     if model is None:
-        if path.exists():
+        path = Path(name_or_dir).expanduser()
+        if name_or_dir and path.exists():
             return path
         raise ConfigError(
             f"model {name_or_dir}: no such file or directory, and not a known name;"

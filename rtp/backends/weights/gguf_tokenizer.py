@@ -47,8 +47,16 @@ def rebuild_tokenizer(path: Path, metadata: dict[str, Any]) -> TokenizerFiles:
     except KeyError as error:
         raise WeightsError(f"{path}: tokenizer.ggml.{error.args[0]} is missing") from None
 
+    if len(tokens) != len(types):
+        raise WeightsError(f"{path}: {len(tokens)} tokens but {len(types)} token types")
+
     def token(name: str) -> str | None:
-        return tokens[ggml[name]] if name in ggml else None
+        if name not in ggml:
+            return None
+        if ggml[name] not in range(len(tokens)):
+            raise WeightsError(f"{path}: tokenizer.ggml.{name} is {ggml[name]}, not an id")
+        content: str = tokens[ggml[name]]
+        return content
 
     bos = token("bos_token_id")
     ends = {ggml[name] for name in ("eos_token_id", "eot_token_id") if name in ggml}
