@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face directories, built in the test process: every family without a download."""
+"""Tiny random Hugging Face directories, built in the test process, and the one real model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CORPUS = (
 def tiny_checkpoint(
     tmp_path: Path, family: str, seed: int = 0, shards: int = 1, **config: Any
 ) -> Path:
-    """Writes a random float32 model of about 0.1 M parameters with a tokenizer; returns its directory.
+    """Writes a random float32 model of 0.1 M parameters with a tokenizer; returns its directory.
 
     family: llama, mistral, qwen2 or qwen3.  config overrides keys of the family's config.json.
     shards above 1 spread the tensors over that many files with an index. Weights are wide enough
@@ -93,7 +93,7 @@ def smollm2_path() -> Path:
 
 
 def write_shards(directory: Path, tensors: dict[str, Any], shards: int = 1) -> None:
-    """Writes name -> tensor as model.safetensors, or as shards with model.safetensors.index.json."""
+    """Writes name -> tensor as model.safetensors, or as several shards with their index."""
     from safetensors.torch import save_file
 
     if shards == 1:
