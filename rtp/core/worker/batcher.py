@@ -1,0 +1,469 @@
+"""Continuous batching of one rank: in every step, computed tokens catch up with known tokens.
+
+There is no prefill phase and no decode phase. A sequence has tokens that are known and not yet
+computed: one while it decodes, many after it arrived, was resumed or preempted. A step takes the
+single ones first and spends what is left of its token budget on chunks of the long ones, oldest
+first.
+
+Invariant of pages: plans run in the order they are issued. So a page may be given away while a step
+in flight still reads or writes it for its former owner: whatever the new owner writes comes in a
+later plan. The former owner's rows of that step are thrown away when it completes. A page becomes
+findable by others only when the step that filled it has completed and was finite.
+
+Invariant of progress: the oldest running sequence is never preempted, the running are served oldest
+first, and a sequence waits only for blocks that a running sequence is computing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from sortedcontainers import SortedDict
+
+from rtp.core.errors import ProtocolError
+from rtp.core.ports import Capacity
+from rtp.core.steps import FromStep, RowResult, StepPlan, StepResult, TokenLogprobs
+from rtp.core.worker.blocks import BlockManager
+from rtp.core.worker.sequence import Sequence
+from rtp.core.worker.stats import Stats
+
+MAX_PREEMPTIONS = 3
+MAX_BYPASS = 64
+"""Later sequences that may be started before one that waits for room."""
+LOOKAHEAD = 16
+"""Sequences without room that a plan looks past."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a completed step brought one sequence."""
+
+    sequence: Sequence
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: str = ""
+    stop_token: int = -1
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A completed step, without the rows of sequences that ended or were preempted meanwhile."""
+
+    gains: list[Gain]
+    prefilled: list[Sequence]
+    """Sequences whose prompt (or tokens to recompute) the step worked on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A rank's work at one instant; tokens, but for the counts of sequences."""
+
+    running: int
+    waiting: int
+    prefill_tokens: int
+    decode_rows: int
+    context_tokens: int
+    kv_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheduled:
+    sequence: Sequence
+    handle: int
+    num_new: int
+    samples: bool
+    prefill: bool
+
+
+class Batcher:
+    """Plans the steps of one rank. Cost of a plan: O(running + LOOKAHEAD * blocks of one
+    prompt)."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        *,
+        max_batch_tokens: int = 512,
+        chunk_while_decoding: int = 128,
+        max_rows: int = 64,
+        steps_in_flight: int = 1,
+        stats: Stats | None = None,
+    ) -> None:
+        self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
+        self.stats = stats or Stats()
+        self.last_step_s = 0.0
+        self._vocab_size = capacity.vocab_size
+        self._block_size = capacity.block_size
+        self._max_batch_tokens = max_batch_tokens
+        self._chunk_while_decoding = chunk_while_decoding
+        self._max_rows = max_rows
+        self._steps_in_flight = steps_in_flight
+        self._arrivals = 0
+        self._handles = 0
+        self._steps = 0
+        self._waiting: SortedDict[int, Sequence] = SortedDict()  # by arrival
+        self._running: SortedDict[int, Sequence] = SortedDict()  # by arrival
+        self._parked: dict[int, Sequence] = {}  # by arrival
+        self._computing: dict[bytes, Sequence] = {}
+        self._in_flight: deque[tuple[int, list[_Scheduled]]] = deque()
+        self._ended_handles: list[int] = []
+        self._dropped: list[tuple[Sequence, str]] = []
+
+    # ------------------------------------------------------------ sequences
+
+    def add(self, seq: Sequence) -> bool:
+        """Takes a sequence in. False, and nothing changed, where the pool can never hold it."""
+        more = seq.num_output + 1 < seq.limit
+        if self._pages_for(len(seq.ids) + more) > self.blocks.num_blocks:
+            return False
+        seq.arrival = self._arrivals
+        self._arrivals += 1
+        seq.extend_keys(self._block_size)
+        self._waiting[seq.arrival] = seq
+        return True
+
+    def end(self, seq: Sequence) -> None:
+        """Frees all that the sequence holds. Its rows in flight will be thrown away."""
+        if seq.ended:
+            return
+        seq.ended = True
+        if seq.arrival in self._running:
+            self._stop(seq)
+        else:
+            self._waiting.pop(seq.arrival, None)
+            self._parked.pop(seq.arrival, None)
+
+    def park(self, seq: Sequence) -> None:
+        """Sets a sequence aside until unpark(); its blocks stay cached, but are not held for it."""
+        if seq.ended or seq.arrival in self._parked:
+            return
+        if seq.arrival in self._running:
+            self._stop(seq)
+            seq.restart()
+        self._waiting.pop(seq.arrival, None)
+        self._parked[seq.arrival] = seq
+
+    def unpark(self, seq: Sequence) -> None:
+        if self._parked.pop(seq.arrival, None):
+            self._waiting[seq.arrival] = seq
+
+    def fail(self) -> None:
+        """The Runner is gone: nothing in its pages or in flight exists any more."""
+        for seq in [*self._running.values(), *self._waiting.values(), *self._parked.values()]:
+            self.end(seq)
+        self._in_flight.clear()
+        self._ended_handles.clear()
+        self.blocks.clear()
+
+    def take_dropped(self) -> list[tuple[Sequence, str]]:
+        """Sequences that next_plan() gave up, ended, with the reason: "outgrown" (alone, and the
+        pool is too small) or "preempted" (once too often)."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    # ------------------------------------------------------------ steps
+
+    def next_plan(self) -> StepPlan | None:
+        """The next step, or None: nothing to do, or enough steps are in flight."""
+        if len(self._in_flight) >= self._steps_in_flight:
+            return None
+        chosen: dict[Sequence, int] = {}
+        self._choose_decodes(chosen)
+        budget = self._max_batch_tokens - len(chosen)
+        if chosen:
+            budget = min(budget, self._chunk_while_decoding)
+        budget = self._choose_prefills(chosen, budget)
+        started = self._admit(chosen, budget)
+        return self._issue(chosen, started) if chosen else None
+
+    def complete(self, result: StepResult) -> Outcome:
+        """Takes the result of the oldest step in flight. Raises ProtocolError for any other."""
+        if not self._in_flight or self._in_flight[0][0] != result.step:
+            raise ProtocolError(f"step {result.step} is not the oldest in flight")
+        _, scheduled = self._in_flight.popleft()
+        if len(scheduled) != len(result.rows):
+            raise ProtocolError(f"step {result.step}: {len(result.rows)} rows returned")
+        self.last_step_s = result.elapsed_s
+        self.stats.steps += 1
+        self.stats.busy_s += result.elapsed_s
+        outcome = Outcome([], [])
+        for row, answer in zip(scheduled, result.rows, strict=True):
+            if row.sequence.ended or row.sequence.handle != row.handle:
+                self.stats.discarded_rows += 1
+                continue
+            if row.prefill:
+                outcome.prefilled.append(row.sequence)
+            gain = self._take(row, answer)
+            if gain is not None:
+                outcome.gains.append(gain)
+        return outcome
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def idle(self) -> bool:
+        """No sequence and no step; every block is free or cached."""
+        nothing = not (self._running or self._waiting or self._parked or self._in_flight)
+        return nothing and self.blocks.num_available == self.blocks.num_blocks
+
+    def load(self) -> Load:
+        """Cost O(running + waiting)."""
+        running, waiting = self._running.values(), self._waiting.values()
+        decodes = [seq for seq in running if not seq.in_prefill]
+        todo = sum(seq.target - seq.scheduled for seq in running if seq.in_prefill)
+        return Load(
+            running=len(running),
+            waiting=len(waiting) + len(self._parked),
+            prefill_tokens=todo + sum(self._uncached(seq) for seq in waiting),
+            decode_rows=len(decodes),
+            context_tokens=sum(seq.scheduled for seq in decodes),
+            kv_free=self.blocks.num_available * self._block_size,
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError unless pages, counters and owners of blocks agree."""
+        self.blocks.check()
+        users = [0] * self.blocks.num_blocks
+        for seq in self._running.values():
+            assert not seq.ended
+            assert seq.handle >= 0
+            assert seq.computed <= seq.scheduled <= seq.length
+            assert self._pages_for(seq.scheduled) <= len(seq.pages)
+            for page in seq.pages:
+                users[page] += 1
+        assert users == self.blocks.users(), "user counts differ from the page tables"
+        for seq in [*self._waiting.values(), *self._parked.values()]:
+            assert not seq.ended
+            assert len(seq.pages) == len(seq.pending) == 0
+        assert all(seq.arrival in self._running for seq in self._computing.values())
+
+    # ------------------------------------------------------------ choosing
+
+    def _choose_decodes(self, chosen: dict[Sequence, int]) -> None:
+        for seq in list(self._running.values()):
+            if seq.arrival not in self._running or seq.in_prefill or not seq.to_compute:
+                continue  # an older one may just have preempted it
+            if self._make_room(seq, chosen):
+                chosen[seq] = 1
+
+    def _choose_prefills(self, chosen: dict[Sequence, int], budget: int) -> int:
+        for seq in self._running.values():
+            if seq.in_prefill and budget > 0:
+                chosen[seq] = min(seq.to_compute, budget)
+                budget -= chosen[seq]
+        return budget
+
+    def _admit(self, chosen: dict[Sequence, int], budget: int) -> list[Sequence]:
+        """Starts waiting sequences, first come first served but for those that must wait for room
+        or for a block in the making."""
+        started: list[Sequence] = []
+        if budget <= 0 or len(self._running) >= self._max_rows:
+            return started
+        without_room: list[Sequence] = []
+        for seq in list(self._waiting.values()):
+            if budget <= 0 or len(self._running) >= self._max_rows:
+                break
+            if self._in_the_making(seq):
+                continue
+            held = self.blocks.match(seq.keys[: seq.reusable(self._block_size)])
+            if self._in_the_making(seq, len(held)):
+                continue
+            if not self._has_room(seq, held):
+                without_room.append(seq)
+                if seq.bypassed >= MAX_BYPASS or len(without_room) >= LOOKAHEAD:
+                    break
+                continue
+            for other in without_room:
+                other.bypassed += 1
+            self._start(seq, held)
+            started.append(seq)
+            chosen[seq] = min(seq.to_compute, budget)
+            budget -= chosen[seq]
+        return started
+
+    def _in_the_making(self, seq: Sequence, matched: int | None = None) -> bool:
+        """Whether the next block it needs (known from last time, or after `matched` ones) is being
+        computed by a running sequence: waiting for it is cheaper than computing it twice."""
+        if matched is not None:
+            reusable = seq.reusable(self._block_size)
+            seq.waits_for = seq.keys[matched] if matched < reusable else None
+        return seq.waits_for is not None and seq.waits_for in self._computing
+
+    def _has_room(self, seq: Sequence, held: list[int]) -> bool:
+        """Pages for all its known tokens and, beside others, some growth of everyone: the more the
+        more often it was preempted, so that it does not come back only to be preempted again."""
+        need = self._pages_for(len(seq.ids)) - len(held)
+        room = self.blocks.num_available_beside(held)
+        if self._running:
+            ahead = self._block_size * 8**seq.preemptions
+            need += sum(self._growth(other, ahead) for other in self._running.values())
+            need += self._growth(seq, ahead)
+        return need <= room
+
+    def _growth(self, seq: Sequence, ahead: int) -> int:
+        """Pages that its next `ahead` tokens need beyond those of its tokens now."""
+        end = min(seq.length + ahead, seq.num_prompt + seq.limit)
+        have = max(len(seq.pages), self._pages_for(seq.length))
+        return max(0, self._pages_for(end) - have)
+
+    # ------------------------------------------------------------ pages
+
+    def _start(self, seq: Sequence, held: list[int]) -> None:
+        """waiting -> running, with pages for all known tokens."""
+        del self._waiting[seq.arrival]
+        self._running[seq.arrival] = seq
+        self.blocks.acquire(held)
+        fresh = self.blocks.allocate(self._pages_for(len(seq.ids)) - len(held))
+        assert fresh is not None, "room was checked"
+        seq.pages.extend(held + fresh)
+        seq.handle = self._handles
+        self._handles += 1
+        seq.registered = len(held)
+        seq.scheduled = seq.computed = len(held) * self._block_size
+        seq.target = len(seq.ids)
+        seq.waits_for = None
+        if seq.cached < 0:
+            seq.cached = min(seq.scheduled, seq.num_prompt)
+            self.stats.prefix_query_tokens += seq.num_prompt
+            self.stats.prefix_hit_tokens += seq.cached
+        for key in seq.keys[seq.registered :]:
+            self._computing.setdefault(key, seq)
+
+    def _make_room(self, seq: Sequence, chosen: dict[Sequence, int]) -> bool:
+        """A page for its next token, if need be another sequence's. False: it lost its own
+        pages."""
+        while self._pages_for(seq.scheduled + 1) > len(seq.pages):
+            page = self.blocks.allocate(1)
+            if page is not None:
+                seq.pages.extend(page)
+            elif len(self._running) == 1:
+                self._drop(seq, "outgrown")
+                return False
+            else:
+                victim = self._cheapest()
+                self._preempt(victim, chosen)
+                if victim is seq:
+                    return False
+        return True
+
+    def _cheapest(self) -> Sequence:
+        """Whom to preempt: who has the fewest tokens to recompute, then who came last; never the
+        oldest. Pages shared with others are not lost, but neither are they won."""
+
+        def cost(seq: Sequence) -> tuple[bool, int, int]:
+            exclusive = self.blocks.num_exclusive(seq.pages)
+            return exclusive == 0, min(exclusive * self._block_size, seq.scheduled), -seq.arrival
+
+        candidates: list[Sequence] = list(self._running.values())[1:]
+        return min(candidates, key=cost)
+
+    def _preempt(self, seq: Sequence, chosen: dict[Sequence, int]) -> None:
+        self.stats.preemptions += 1
+        chosen.pop(seq, None)
+        if seq.preemptions == MAX_PREEMPTIONS:
+            self._drop(seq, "preempted")
+            return
+        self._stop(seq)
+        seq.restart()
+        seq.preemptions += 1
+        seq.extend_keys(self._block_size)
+        self._waiting[seq.arrival] = seq
+
+    def _drop(self, seq: Sequence, reason: str) -> None:
+        self.end(seq)
+        self._dropped.append((seq, reason))
+
+    def _stop(self, seq: Sequence) -> None:
+        """Takes a sequence off the running ones and its pages from it."""
+        del self._running[seq.arrival]
+        self.blocks.release(seq.pages)
+        for key in seq.keys[seq.registered :]:
+            if self._computing.get(key) is seq:
+                del self._computing[key]
+        self._ended_handles.append(seq.handle)
+
+    # ------------------------------------------------------------ issuing and completing
+
+    def _issue(self, chosen: dict[Sequence, int], started: list[Sequence]) -> StepPlan:
+        rows, scheduled = [], []
+        for index, (seq, num_new) in enumerate(chosen.items()):
+            row = seq.row(num_new, self._block_size)
+            samples = row.output_index >= 0
+            rows.append(row)
+            scheduled.append(_Scheduled(seq, seq.handle, num_new, samples, seq.in_prefill))
+            seq.scheduled += num_new
+            if samples:
+                seq.pending.append(FromStep(self._steps, index))
+        plan = StepPlan(
+            step=self._steps,
+            rows=tuple(rows),
+            started=tuple(seq.start_info() for seq in started),
+            ended=tuple(self._ended_handles),
+        )
+        self._ended_handles.clear()
+        self._in_flight.append((self._steps, scheduled))
+        self._steps += 1
+        self.stats.computed_tokens += sum(chosen.values())
+        return plan
+
+    def _take(self, row: _Scheduled, answer: RowResult) -> Gain | None:
+        seq = row.sequence
+        if not answer.finite or (row.samples and not 0 <= answer.token < self._vocab_size):
+            self.stats.nonfinite_rows += 1
+            self.end(seq)
+            return Gain(seq, finish="error")
+        seq.computed += row.num_new
+        if row.samples:
+            seq.pending.popleft()
+            seq.ids.append(answer.token)
+            self.stats.generated_tokens += 1
+        self._register(seq)
+        if seq.wants_prompt_logprobs:
+            seq.prompt_logprobs += answer.prompt_logprobs
+        if not row.samples and (seq.limit > 0 or seq.computed < len(seq.ids)):
+            return None  # a chunk of a prompt that is not done
+        prompt_logprobs = tuple(seq.prompt_logprobs)
+        seq.prompt_logprobs.clear()
+        seq.wants_prompt_logprobs = False
+        finish = ""
+        stopped = row.samples and answer.token in seq.stop_ids
+        if stopped:
+            finish = "stop"
+        elif seq.num_output >= seq.limit:
+            finish = "length"
+        if finish:
+            self.end(seq)
+        return Gain(
+            seq,
+            ids=(answer.token,) if row.samples else (),
+            logprobs=(answer.logprobs,) if answer.logprobs else (),
+            finish=finish,
+            stop_token=answer.token if stopped else -1,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _register(self, seq: Sequence) -> None:
+        """Makes its computed whole blocks findable; equal ones that are already there replace its
+        own."""
+        seq.extend_keys(self._block_size)
+        for index in range(seq.registered, seq.computed // self._block_size):
+            key = seq.keys[index]
+            seq.pages[index] = self.blocks.register(seq.pages[index], key)
+            if self._computing.get(key) is seq:
+                del self._computing[key]
+            seq.registered = index + 1
+
+    def _uncached(self, seq: Sequence) -> int:
+        """Tokens a waiting sequence will have to compute, as far as is known."""
+        reusable = seq.reusable(self._block_size)
+        if seq.waits_for is None:
+            reusable = 0
+        return len(seq.ids) - reusable * self._block_size
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)

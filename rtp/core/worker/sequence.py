@@ -1,0 +1,164 @@
+"""One choice of one request on one rank: its tokens, how far they are computed, and the pages they
+are in.
+
+Three counters run behind each other: `computed <= scheduled <= length`. `scheduled` counts tokens
+that issued plans put into the pages, `computed` those whose step has come back finite, `length` all
+tokens, with the samples still in flight. A step always takes tokens from `scheduled` on; a sequence
+that has caught up (scheduled == length) has nothing to do until a result arrives.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+
+from rtp.core.hashing import block_hashes
+from rtp.core.steps import FromStep, Known, Row, SequenceStart, TokenLogprobs
+from rtp.core.types import HASH_BYTES, Hashes, Ids, RequestId, SamplingParams, split_hashes
+
+
+def int32s(data: bytes = b"") -> array[int]:
+    """A growing list of int32 whose slices become bytes without a loop."""
+    values = array("i")
+    values.frombytes(data)
+    return values
+
+
+class Sequence:
+    """Changed by the batcher only; the worker reads it."""
+
+    __slots__ = (
+        "arrival", "attempt", "bypassed", "cached", "choice", "computed", "ended", "handle", "ids",
+        "keys", "last_step", "limit", "namespace", "num_prompt", "pages", "pending", "preemptions",
+        "prompt_logprobs", "registered", "request_id", "sampling", "scheduled", "stop_ids",
+        "target", "waits_for", "wants_prompt_logprobs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        request_id: RequestId,
+        attempt: int,
+        choice: int,
+        prompt: Ids,
+        output: Ids,
+        hashes: Hashes,
+        namespace: bytes,
+        sampling: SamplingParams,
+        eos_ids: tuple[int, ...],
+        max_model_len: int,
+    ) -> None:
+        self.request_id = request_id
+        self.attempt = attempt
+        self.choice = choice
+        self.sampling = sampling
+        self.namespace = namespace
+        self.ids = int32s(prompt + output)
+        self.num_prompt = len(prompt) // 4
+        self.limit = min(sampling.max_tokens, max_model_len - self.num_prompt)
+        """Output tokens after which the choice ends with "length"."""
+        self.stop_ids = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_ids)
+        self.wants_prompt_logprobs = sampling.prompt_logprobs is not None and choice == 0
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.keys = split_hashes(hashes)
+        self.arrival = -1
+        self.handle = -1
+        self.ended = False
+        self.pages = int32s()
+        self.pending: deque[FromStep] = deque()
+        """Samples in flight: pending[k] becomes ids[len(ids) + k]."""
+        self.scheduled = 0
+        self.computed = 0
+        self.registered = 0
+        """Leading blocks that are findable in the cache."""
+        self.target = len(self.ids)
+        """Tokens known when it was last started: below it the work is prefill, from it on
+        decode."""
+        self.cached = -1
+        """Tokens found in the cache when it first started; -1 before that."""
+        self.waits_for: bytes | None = None
+        self.bypassed = 0
+        self.preemptions = 0
+        self.last_step = -1
+
+    @property
+    def length(self) -> int:
+        return len(self.ids) + len(self.pending)
+
+    @property
+    def num_output(self) -> int:
+        """Known output tokens, resumed ones included."""
+        return len(self.ids) - self.num_prompt
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens a next step could take. 0 too where all that may be sampled is in flight."""
+        outputs = self.length - self.num_prompt
+        if outputs >= self.limit and outputs > 0:
+            return 0
+        return self.length - self.scheduled
+
+    @property
+    def in_prefill(self) -> bool:
+        return self.scheduled < self.target
+
+    def reusable(self, block_size: int) -> int:
+        """Blocks it may take from the cache: the last token is always computed, and prompt
+        log-probabilities need every position."""
+        if self.wants_prompt_logprobs:
+            return 0
+        return (len(self.ids) - 1) // block_size
+
+    def extend_keys(self, block_size: int) -> None:
+        """Continues the hash chain over the whole blocks of known tokens."""
+        start = len(self.keys) * block_size
+        if len(self.ids) - start >= block_size:
+            tail = self.ids[start:].tobytes()
+            parent = self.keys[-1] if self.keys else b""
+            more = block_hashes(tail, block_size, self.namespace, parent)
+            self.keys += [more[i : i + HASH_BYTES] for i in range(0, len(more), HASH_BYTES)]
+
+    def start_info(self) -> SequenceStart:
+        return SequenceStart(
+            sequence=self.handle,
+            choice=self.choice,
+            prompt=self.ids[: self.num_prompt].tobytes(),
+            output=self.ids[self.num_prompt :].tobytes(),
+            sampling=self.sampling,
+            stop_ids=self.stop_ids,
+        )
+
+    def row(self, num_new: int, block_size: int) -> Row:
+        """The row that computes the next `num_new` tokens; does not move `scheduled`."""
+        start, end = self.scheduled, self.scheduled + num_new
+        known = len(self.ids)
+        inputs: Known | FromStep
+        if end <= known:
+            inputs = Known(self.ids[start:end].tobytes())
+        else:
+            # Prefill ends with known tokens, so a row beyond them is a single decode token.
+            assert num_new == 1, "a row mixes known tokens with one in flight"
+            inputs = self.pending[start - known]
+        samples = end == self.length and self.limit > 0
+        return Row(
+            sequence=self.handle,
+            start=start,
+            num_new=num_new,
+            inputs=inputs,
+            pages=self.pages[: -(-end // block_size)].tobytes(),
+            output_index=self.length - self.num_prompt if samples else -1,
+            prompt_logprobs=self.sampling.prompt_logprobs
+            if self.wants_prompt_logprobs and self.sampling.prompt_logprobs is not None
+            else -1,
+        )
+
+    def restart(self) -> None:
+        """Back to having nothing computed, keeping all known tokens: preempted or parked."""
+        self.pages = int32s()
+        self.pending.clear()
+        self.scheduled = self.computed = self.registered = 0
+        self.target = len(self.ids)
+        self.bypassed = 0
+        self.handle = -1
+        if self.wants_prompt_logprobs:
+            self.prompt_logprobs.clear()
