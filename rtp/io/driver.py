@@ -29,13 +29,20 @@ class Core(Protocol):
 class Driver:
     """Drives one core inside the running loop.
 
+    after_turn: called behind each Tick.
     perform: carries out one command; called after the core's state has moved, in the order of the
     commands. What it tells a driver meanwhile (a message to a core in the same process) is handled
     when the commands at hand are through, so handle() is never entered twice.
     """
 
-    def __init__(self, core: Core, perform: Callable[[Command], None]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        perform: Callable[[Command], None],
+        after_turn: Callable[[], None] = lambda: None,
+    ) -> None:
         self.times = LoopTimes()
+        self._after_turn = after_turn
         self._core = core
         self._perform = perform
         self._loop = asyncio.get_running_loop()
@@ -82,6 +89,7 @@ class Driver:
         self._run()
         self.times.turn(self._turn_cpu_s)
         self._turn_cpu_s = 0.0
+        self._after_turn()
         if self._tick is None and not self._closed:
             self._arm()
 

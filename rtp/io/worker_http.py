@@ -41,7 +41,10 @@ def make_worker_app(loop: WorkerLoop, card: ModelCard, secret: bytes) -> web.App
         return web.json_response(loop.facts(), dumps=_dumps)
 
     async def cache(request: web.Request) -> web.Response:
-        return web.json_response(loop.core.overview().get("cache", {}), dumps=_dumps)
+        facts = loop.core.overview()
+        blocks = [rank["cached_blocks"] for rank in facts["ranks"]]
+        answer = {"version": facts["cache_version"], "cached_blocks": blocks}
+        return web.json_response(answer, dumps=_dumps)
 
     async def metrics(request: web.Request) -> web.Response:
         lines = [f"rtp_worker_{name} {value!r}" for name, value in sorted(numbers(loop.facts()))]

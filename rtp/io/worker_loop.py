@@ -36,6 +36,9 @@ MAX_STREAM_UNSENT_BYTES = 16 << 20
 class WorkerCore(Core, Protocol):
     def overview(self) -> dict[str, Any]: ...  # Any: JSON
 
+    @property
+    def drained(self) -> bool: ...
+
 
 @dataclass(slots=True)
 class WorkerLoop:
@@ -52,6 +55,8 @@ class WorkerLoop:
     on_fatal: Callable[[str], None]
     linked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a Master's link is up."""
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a drain has nothing left to wait for."""
     draining: bool = False
     failed: str = ""
     _term: int = -1
@@ -61,7 +66,7 @@ class WorkerLoop:
     stall: StallWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.driver = Driver(self.core, self._perform)
+        self.driver = Driver(self.core, self._perform, self._after_turn)
         self.stall = StallWatch(self.register.profile, self.on_note)
 
     async def close(self) -> None:
@@ -196,6 +201,10 @@ class WorkerLoop:
                 self.on_note(command)
             case _:
                 raise TypeError(f"not a command of a worker: {type(command).__name__}")
+
+    def _after_turn(self) -> None:
+        if self.draining and self.core.drained:
+            self.drained.set()
 
     def _note(self, event: str, **fields: object) -> None:
         self.on_note(Note(event, fields))

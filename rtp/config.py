@@ -1,0 +1,183 @@
+"""Settings of the entry points: frozen models whose fields are the flags, the file's keys and the
+help.
+
+A later source wins: defaults, `--config FILE` (TOML), environment `RTP_*`, flags, `--set a.b=c`. A
+key that is no field is an error everywhere, and so is a limit of nought or less (cases A01).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rtp.core.types import Role
+from rtp.io import addresses
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=0, lt=65536)]
+
+
+def option(default: Any, doc: str, group: str) -> Any:  # Any: as pydantic's Field
+    """A field with its help text and the group it is listed under."""
+    return Field(default, description=doc, json_schema_extra={"group": group})
+
+
+class Settings(BaseModel):
+    """Base: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+def state_dir() -> Path:
+    """Where secrets and logs lie unless told otherwise: $XDG_STATE_HOME/rtp or
+    ~/.local/state/rtp."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "rtp"
+
+
+class Process(Settings):
+    """What every process has."""
+
+    host: str = option("127.0.0.1", "Address to listen on.", "server")
+    secret_file: Path | None = option(
+        None,
+        "File (mode 0600) with the cluster secret that Master and workers share. On loopback it is"
+        " made when missing; default: cluster.secret in the state directory.",
+        "security",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "Least severe log lines that are written.", "logging"
+    )
+    parent: int = option(
+        0, "Pid of the process that started this one; it ends when that one ends.", "process"
+    )
+
+    @property
+    def loopback(self) -> bool:
+        return addresses.is_loopback(self.host)
+
+    @property
+    def secret_path(self) -> Path:
+        return self.secret_file or state_dir() / "cluster.secret"
+
+    @model_validator(mode="after")
+    def _closed_to_the_world(self) -> Self:
+        if not self.loopback and self.secret_file is None:
+            raise ValueError(
+                f"host {self.host} can be reached from outside: name the secret_file that Master"
+                " and workers share (see README, security)"
+            )
+        return self
+
+
+class Plugin(Settings):
+    """A choice by name, and its parameters."""
+
+    name: str = option("", "File name of the plugin, or a dotted path.", "scheduling")
+    params: dict[str, Any] = option({}, "Its parameters (--set).", "scheduling")
+
+
+class MasterConfig(Process):
+    """`python -m rtp.master`: the Master, a frontend and the HTTP API in one process."""
+
+    port: Port = option(8000, "Port of the HTTP API; 0 takes a free one.", "server")
+    api_key_file: Path | None = option(
+        None,
+        "File with one API key a line; clients then need one. $RTP_API_KEY adds one.",
+        "security",
+    )
+    max_body_bytes: Positive = option(32 << 20, "Larger request bodies get a 413.", "server")
+    workers: tuple[str, ...] = option(
+        (), "Addresses of workers to ask, comma separated; others register themselves.", "cluster"
+    )
+    routing: Plugin = Plugin(name="predicted_ttft")
+    max_queue_requests: Positive = option(
+        4096, "Requests that may wait for a rank; more get a 429.", "admission"
+    )
+    max_queue_tokens: Positive = option(
+        16 << 20, "Prompt tokens that may wait for a rank; more get a 429.", "admission"
+    )
+    max_ttft_s: Seconds | None = option(
+        None, "Refuse (503) what is predicted to wait longer for its first token.", "admission"
+    )
+    drain_s: Seconds = option(10.0, "How long SIGTERM lets running requests go on.", "process")
+
+    @model_validator(mode="after")
+    def _keys_for_the_world(self) -> Self:
+        if not self.loopback and self.api_key_file is None and not os.environ.get("RTP_API_KEY"):
+            raise ValueError(
+                f"host {self.host} can be reached from outside: give an api_key_file"
+                " (or $RTP_API_KEY), or listen on 127.0.0.1"
+            )
+        return self
+
+
+class Model(Settings):
+    """What a worker runs; shared by rtp.worker and rtp.local."""
+
+    model: str = option("smollm2-135m", "Name of a known model, or path of a checkpoint.", "model")
+    served_name: str = option("", "Name that clients ask for; default: the model's own.", "model")
+    backend: str = option("torch_cpu", "Backend plugin that runs the model.", "model")
+    dtype: Literal["auto", "bf16", "fp32"] = option(
+        "auto", "Type of weights and KV; auto takes what this CPU multiplies fastest.", "model"
+    )
+    block_size: Positive = option(16, "Tokens of a KV block.", "model")
+    kv_tokens: Positive | None = option(
+        None, "Tokens the KV cache of a rank holds; default: the backend's.", "model"
+    )
+    max_model_len: Positive | None = option(
+        None, "Longest sequence in tokens; default: the model's own.", "model"
+    )
+    max_batch_tokens: Positive = option(
+        512, "Tokens one step may compute: long prompts are cut into chunks of it.", "batching"
+    )
+    chunk_while_decoding: Positive = option(
+        128, "Prompt tokens a step may add to rows that decode; less is smoother.", "batching"
+    )
+    max_rows: Positive = option(64, "Rows of one step.", "batching")
+    steps_in_flight: Literal[1, 2] = option(
+        1, "Steps handed to the backend before the first is done.", "batching"
+    )
+    params: dict[str, Any] = option({}, "Further parameters of the backend (--set).", "model")
+
+
+class WorkerConfig(Process, Model):
+    """`python -m rtp.worker`: one worker, its control process and one process per rank."""
+
+    port: Port = option(0, "Port for Master and frontends; 0 takes a free one.", "server")
+    master: str = option("http://127.0.0.1:8000", "Where to register.", "cluster")
+    advertise: str = option(
+        "", "host:port under which others reach this worker; default: host and port.", "cluster"
+    )
+    worker_id: str = option(
+        "", "Name that lasts over restarts; default: from host and port.", "cluster"
+    )
+    role: Role = option(Role.FUSION, "What it does with requests.", "cluster")
+    dp: Positive = option(1, "Ranks: copies of the model, each with its own KV.", "model")
+    threads: Positive | None = option(
+        None, "Threads that compute, per rank; default: all cores over the ranks.", "model"
+    )
+    drain_s: Seconds = option(10.0, "How long SIGTERM lets running requests go on.", "process")
+
+
+class LocalConfig(Process, Model):
+    """`python -m rtp.local`: a Master and workers on this machine, supervised."""
+
+    port: Port = option(8000, "Port of the HTTP API.", "server")
+    workers: Positive = option(2, "Workers to run.", "cluster")
+    threads: Positive | None = option(
+        None, "Threads that compute, per worker; default: cores over workers.", "model"
+    )
+    routing: Plugin = Plugin(name="predicted_ttft")
+    api_key_file: Path | None = option(None, "As for rtp.master.", "security")
+    state: Path = Field(
+        default_factory=state_dir,
+        description="Directory for logs and the secret.",
+        json_schema_extra={"group": "process"},
+    )
+    ask: bool = option(True, "Ask the model an example question when it is ready.", "process")
+    drain_s: Seconds = option(5.0, "How long an end lets running requests go on.", "process")
