@@ -1,0 +1,139 @@
+"""The HTTP side of a frontend: OpenAI-compatible routes, probes, metrics and the dashboard."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from rtp.core.card import ModelCard
+from rtp.io.dashboard import Dashboard
+from rtp.io.errors_http import ApiError, no_worker
+from rtp.io.http_account import account, echo_request_id
+from rtp.io.http_auth import Keys
+from rtp.io.http_body import Served
+from rtp.io.http_generate import Frontend, Generate
+from rtp.io.http_models import Models
+from rtp.io.metrics import Metrics
+from rtp.io.metrics_facts import Overview
+from rtp.io.openai_prompts import TextCodec
+from rtp.io.openai_request import Limits
+from rtp.io.sse import SseTimes
+
+KEEPALIVE_S = 900.0
+"""Idle time of a kept connection: longer than the pools of clients and proxies, so that the client
+is the one to close it and no request meets a closing server (cases O07)."""
+
+Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(
+    frontend: Frontend,
+    *,
+    codec_of: Callable[[ModelCard], TextCodec],
+    overview: Callable[[], Overview],
+    placement: Callable[[str], dict[str, Any] | None],
+    metrics: Metrics,
+    secret: bytes,
+    api_key: str | None = None,
+    admin_key: str | None = None,
+    tenants: Mapping[str, str] | None = None,
+    max_body_bytes: int = 32 << 20,
+    default_timeout_s: float = 600.0,
+    max_timeout_s: float = 3600.0,
+    times: SseTimes | None = None,
+) -> web.Application:
+    """All public routes. Serve it with make_runner(), which sees to disconnects and keep-alive.
+
+    codec_of: the tokenizer of a card, cached by the caller.  overview: the cluster as the Master
+    sees it (members: io/dashboard).  placement: what is known of where a request went, or None.
+    secret: seeds the block hashes.  api_key, tenants (key -> tenant name), admin_key: io/http_auth.
+    """
+    keys = Keys(api_key, admin_key, tenants or {})
+    served = Served(lambda: frontend.models, codec_of)
+    limits = Limits(
+        secret=secret,
+        # Several tenants do not trust each other: their caches need a collision-resistant hash.
+        algorithm="sha256" if tenants else "xxh3-128",
+        default_timeout_s=default_timeout_s,
+        max_timeout_s=max_timeout_s,
+    )
+    generate = Generate(frontend, served, keys, metrics, limits=limits, times=times or SseTimes())
+    models = Models(served)
+    dashboard = Dashboard(overview, metrics)
+    metrics.watch(overview)
+
+    async def health(request: web.Request) -> web.Response:
+        """Ready: some worker can take a request."""
+        if not any(worker["state"] == "ready" for worker in overview()["workers"]):
+            raise no_worker()
+        return web.json_response({"status": "ready"})
+
+    async def live(request: web.Request) -> web.Response:
+        return web.json_response({"status": "alive"})
+
+    async def exposition(request: web.Request) -> web.Response:
+        keys.check_metrics(request)
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=metrics.text(), headers=headers)
+
+    async def placed(request: web.Request) -> web.Response:
+        found = placement(request.match_info["id"])
+        if found is None:
+            raise ApiError(404, "Nothing is known of this request", code="request_not_found")
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
+    def with_key(route: Route) -> Route:
+        @functools.wraps(route)
+        async def checked(request: web.Request) -> web.StreamResponse:
+            keys.tenant(request)
+            return await route(request)
+
+        return checked
+
+    def for_admin(route: Route) -> Route:
+        @functools.wraps(route)
+        async def checked(request: web.Request) -> web.StreamResponse:
+            keys.check_admin(request)
+            return await route(request)
+
+        return checked
+
+    app = web.Application(client_max_size=max_body_bytes, middlewares=[account(metrics)])
+    app.on_response_prepare.append(echo_request_id)
+    app.add_routes(
+        [
+            web.get("/health", health),
+            web.get("/live", live),
+            web.get("/metrics", exposition),
+            web.post("/v1/completions", generate.completions),
+            web.post("/v1/chat/completions", generate.chat),
+            web.get("/v1/models", with_key(models.listed)),
+            web.get("/v1/models/{model:.+}", with_key(models.one)),
+            web.get("/v1/requests/{id}/placement", for_admin(placed)),
+            web.get("/dashboard", for_admin(dashboard.page)),
+            web.get("/dashboard/data.json", for_admin(dashboard.data)),
+        ]
+    )
+    for base in ("", "/v1"):
+        app.add_routes(
+            [
+                web.post(f"{base}/tokenize", with_key(models.tokenize)),
+                web.post(f"{base}/detokenize", with_key(models.detokenize)),
+                web.get(f"{base}/tokenizer_info", with_key(models.tokenizer_info)),
+            ]
+        )
+    return app
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """A runner that cancels a handler as soon as its client is gone (cases O03, O04)."""
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        keepalive_timeout=KEEPALIVE_S,
+        access_log=None,  # http_account writes one line per request
+    )

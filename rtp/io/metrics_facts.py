@@ -1,0 +1,112 @@
+"""Facts read only when scraped: workers, the loop; and other names for what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from rtp.io.clock import LoopTimes
+
+Overview = dict[str, Any]  # Any: JSON for people; its members are listed in io/dashboard
+
+ALIASES = {
+    "rtp_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "rtp_inter_token_seconds": "vllm:inter_token_latency_seconds",
+    "rtp_request_seconds": "vllm:e2e_request_latency_seconds",
+    "rtp_prompt_tokens": "vllm:prompt_tokens",
+    "rtp_generation_tokens": "vllm:generation_tokens",
+    "rtp_prefix_query_tokens": "vllm:prefix_cache_queries",
+    "rtp_prefix_hit_tokens": "vllm:prefix_cache_hits",
+    "rtp_request_success": "vllm:request_success",
+    "rtp_preemptions": "vllm:num_preemptions",
+    "rtp_requests_running": "vllm:num_requests_running",
+    "rtp_requests_waiting": "vllm:num_requests_waiting",
+    "rtp_kv_usage_ratio": "vllm:kv_cache_usage_perc",
+}
+"""Names that dashboards and routers made for vLLM look for."""
+
+
+class Facts(Collector):
+    """Gauges of what exists now."""
+
+    def __init__(self) -> None:
+        self.overview: Callable[[], Overview] | None = None
+        self.loop: LoopTimes | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        if self.overview is not None:
+            yield from _cluster(self.overview())
+        if self.loop is not None:
+            yield from _loop(self.loop)
+
+
+class WithAliases(Collector):
+    """Everything in a registry, and the samples of ALIASES once more under their other names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            # Creation times double the series and nobody reads them.
+            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+            yield family
+            alias = ALIASES.get(family.name)
+            if alias is not None:
+                copy = Metric(alias, family.documentation, family.type, family.unit)
+                for s in family.samples:
+                    copy.add_sample(alias + s.name.removeprefix(family.name), s.labels, s.value)
+                yield copy
+
+
+RANK_GAUGES = {
+    "running": ("rtp_requests_running", "Requests with pages"),
+    "waiting": ("rtp_requests_waiting", "Requests accepted by the worker, without pages"),
+    "prefill_tokens": ("rtp_prefill_tokens_pending", "Prompt tokens still to compute"),
+    "kv_free": ("rtp_kv_free_tokens", "Free or reclaimable tokens of the device tier"),
+    "kv_total": ("rtp_kv_total_tokens", "Tokens of the device tier"),
+}
+
+
+def _cluster(overview: Overview) -> Iterator[Metric]:
+    names = ("worker", "rank", "model_name")
+    gauges = {
+        column: GaugeMetricFamily(name, text, labels=names)
+        for column, (name, text) in RANK_GAUGES.items()
+    }
+    usage = GaugeMetricFamily("rtp_kv_usage_ratio", "Share of KV in use, 0 to 1", labels=names)
+    states = GaugeMetricFamily("rtp_workers", "Workers, by state", labels=("state",))
+    preempted = CounterMetricFamily("rtp_preemptions", "Requests preempted", labels=names)
+    counts: dict[str, int] = {}
+    for worker in overview.get("workers", ()):
+        counts[worker["state"]] = counts.get(worker["state"], 0) + 1
+        for rank in worker.get("ranks", ()):
+            labels = (worker["worker_id"], str(rank["rank"]), worker["model"])
+            for column, gauge in gauges.items():
+                gauge.add_metric(labels, rank.get(column, 0))
+            total = rank.get("kv_total", 0)
+            usage.add_metric(labels, 1 - rank.get("kv_free", 0) / total if total else 0.0)
+            if "preemptions" in rank:
+                preempted.add_metric(labels, rank["preemptions"])
+    for state, count in sorted(counts.items()):
+        states.add_metric((state,), count)
+    yield from gauges.values()
+    yield usage
+    yield states
+    yield preempted
+    waiting = GaugeMetricFamily("rtp_window_waiting", "Requests waiting in the Master for a rank")
+    waiting.add_metric((), overview.get("queue", {}).get("requests", 0))
+    yield waiting
+
+
+def _loop(times: LoopTimes) -> Iterator[Metric]:
+    late = CounterMetricFamily("rtp_loop_late_seconds", "Sum of timer lateness of the event loop")
+    late.add_metric((), times.late_s)
+    samples = CounterMetricFamily("rtp_loop_samples", "Samples behind rtp_loop_late_seconds")
+    samples.add_metric((), times.samples)
+    worst = GaugeMetricFamily("rtp_loop_late_max_seconds", "Worst timer lateness so far")
+    worst.add_metric((), times.max_late_s)
+    yield from (late, samples, worst)
