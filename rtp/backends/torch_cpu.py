@@ -14,6 +14,7 @@ from rtp.backends.model.runner import ModelRunner
 from rtp.backends.models.families import read_model
 from rtp.backends.models.llama import Decoder
 from rtp.backends.models.spec import Config
+from rtp.backends.weights.fetch import resolve
 from rtp.backends.weights.formats import open_checkpoint
 from rtp.core.errors import ConfigError
 from rtp.core.ports import Capacity
@@ -39,7 +40,7 @@ def build(
     threads: int | None = None,
     max_model_len: int | None = None,
 ) -> ModelRunner:
-    """Loads a checkpoint (a Hugging Face directory or a .gguf file) and makes its Runner.
+    """Loads a checkpoint (a Hugging Face directory, a .gguf file or a known name) into a Runner.
 
     dtype: "bf16", "fp32", or "auto": bf16 where the CPU multiplies it natively, else fp32.
     The pool has num_blocks pages, or as many as kv_bytes hold (1 GiB if neither is given); memory
@@ -48,7 +49,7 @@ def build(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    source = open_checkpoint(Path(checkpoint))
+    source = open_checkpoint(resolve(str(checkpoint)))
     model = load_model(source.config, source.tensors(), dtype)
     return make_runner(
         model,
@@ -83,7 +84,9 @@ def make_runner(
     if num_blocks is None:
         num_blocks = (_DEFAULT_KV_BYTES if kv_bytes is None else kv_bytes) // shape.num_bytes
     if num_blocks < 1:
-        raise ConfigError(f"kv_bytes={kv_bytes} holds no page of {shape.num_bytes} bytes")
+        raise ConfigError(
+            f"num_blocks={num_blocks}: kv_bytes={kv_bytes} with pages of {shape.num_bytes} bytes"
+        )
     pool = KVPool(shape, num_blocks)
     capacity = Capacity(
         num_blocks=num_blocks,
@@ -94,7 +97,7 @@ def make_runner(
         kv_format=_kv_format(shape, revision),
     )
     attention = TorchAttention(pool, spec.num_heads, spec.scale, spec.windows)
-    return ModelRunner(model, attention, capacity)
+    return ModelRunner(model, pool, attention, capacity)
 
 
 def _torch_dtype(name: str) -> torch.dtype:

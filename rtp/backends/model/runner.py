@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rtp.backends.model.attention import AttentionBackend
 from rtp.backends.model.inputs import StepInputs, build_inputs
+from rtp.backends.model.kv_pool import KVPool
 from rtp.backends.model.logprobs import prompt_logprobs, token_logprobs
 from rtp.backends.model.sampler import sample
 from rtp.backends.model.sequences import Sequence
@@ -33,8 +34,12 @@ class ModelRunner:
     and leaves the other rows as they are.
     """
 
-    def __init__(self, model: Decoder, attention: AttentionBackend, capacity: Capacity):
+    def __init__(
+        self, model: Decoder, pool: KVPool, attention: AttentionBackend, capacity: Capacity
+    ):
         self.capacity = capacity
+        self.pool = pool
+        """Pages of this rank, for whoever moves them between steps."""
         self._model = model
         self._attention = attention
         self._sequences: dict[int, Sequence] = {}
