@@ -1,0 +1,323 @@
+"""Membership: registrations, links, silence and loss, and what follows for rows, ledger and map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rtp.core.commands import Command, Dial, HangUp, Note, Send
+from rtp.core.master.ledger import Ledger
+from rtp.core.master.members import (
+    FIRST_REDIAL_S,
+    LOST_S,
+    MOST_REDIAL_S,
+    Member,
+    Members,
+    MemberState,
+)
+from rtp.core.master.pool import NO_ROWS, Pool, schedulable
+from rtp.core.master.predictor import HardwareClass
+from rtp.core.master.ranks import Booking, Ranks
+from rtp.core.messages import Fence, Poll, Register, Status, WorkerLost
+from rtp.core.types import FrontendId, IntArray, RequestId, WorkerId
+
+STATUS_PERIOD_S = 0.020
+DELTA_PERIOD_S = 0.050
+MOST_MODELS = 256
+NOBODY = RequestId("")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    member: Member
+    rank: int
+
+
+class Fleet:
+    """Each method takes one event and returns the commands that follow from it."""
+
+    def __init__(self, term: int, ranks: Ranks, ledger: Ledger, lead_s: float) -> None:
+        self.members = Members()
+        self.pools: dict[str, Pool] = {}
+        """By model; kept, without members, after its last worker left."""
+        self.frontends: dict[FrontendId, None] = {}
+        self.num_stale = 0
+        """Messages of an old epoch, term or sequence."""
+        self._term = term
+        self._ranks = ranks
+        self._ledger = ledger
+        self._lead_s = lead_s
+        self._seats: list[_Seat | None] = [None] * ranks.capacity
+        self._classes: dict[tuple[str, tuple[float, ...]], HardwareClass] = {}
+
+    # ------------------------------------------------------------ who is where
+
+    def at_row(self, row: int) -> tuple[Member, int]:
+        """The worker of a row in use, and the rank inside it."""
+        seat = self._seats[row]
+        assert seat is not None
+        return seat.member, seat.rank
+
+    def place_of(self, row: int) -> tuple[WorkerId, int]:
+        member, rank = self.at_row(row)
+        return member.worker_id, rank
+
+    def row_of(self, place: tuple[WorkerId, int] | None) -> int:
+        """-1 when that worker or rank is not there."""
+        if place is None:
+            return -1
+        member = self.members.get(place[0])
+        return int(member.rows[place[1]]) if member and place[1] < len(member.rows) else -1
+
+    def rows_of(self, worker_ids: Sequence[WorkerId]) -> IntArray:
+        found = [self.members.get(worker_id) for worker_id in worker_ids]
+        rows = [member.rows for member in found if member is not None]
+        return np.concatenate(rows) if rows else NO_ROWS
+
+    def learned(self, member: Member) -> None:
+        """Its hardware class saw a sample: every rank of the class predicts anew."""
+        coefficients = member.hardware.coefficients[:, None]
+        for other in self.pools[member.register.model].members.values():
+            if other.hardware is member.hardware:
+                self._ranks.coefficients[:, other.rows] = coefficients
+
+    # ------------------------------------------------------------ registrations
+
+    def register(self, register: Register, now: float) -> list[Command]:
+        """Dials a new life; leaves a present one alone; replaces another life, role, address."""
+        known = self.members.get(register.worker_id)
+        if known is not None:
+            if register.epoch < known.register.epoch:
+                self.num_stale += 1
+                return []
+            if register == known.register:
+                return self._redial_now(known, now)
+        refusal = self._mismatch(register)
+        if refusal:
+            return self._refuse(register, refusal, now)
+        out: list[Command] = []
+        for old in (known, self.members.at_address(register.address)):
+            if old is not None and old.present:
+                out += self.remove(old, MemberState.REPLACED, "registered anew", now)
+        rows = self._ranks.take(register.kv_total, register.max_batch_tokens)
+        if rows is None:
+            return out + self._refuse(register, "the rank table is full", now)
+        member = Member(register, rows, self._hardware(register), since=now)
+        self._ranks.coefficients[:, rows] = member.hardware.coefficients[:, None]
+        for rank, row in enumerate(rows.tolist()):
+            self._seats[row] = _Seat(member, rank)
+        if schedulable(register.role):
+            if register.model not in self.pools:
+                self.pools[register.model] = Pool(register.model, self._lead_s)
+            self.pools[register.model].members[register.worker_id] = member
+        self.members.add(member)
+        self._refresh(member)
+        facts = _facts(member) | {"role": str(register.role), "model": register.model}
+        out.append(Note("worker.registered", facts))
+        out.append(Dial(register.worker_id, register.epoch, register.address))
+        return out
+
+    def _mismatch(self, register: Register) -> str:
+        """Why this worker cannot serve beside the others of its model; "" if it can."""
+        if not register.kv_total or len(register.kv_total) != register.ranks:
+            return f"{len(register.kv_total)} cache sizes for {register.ranks} ranks"
+        if register.block_size < 1 or min(register.kv_total) < 1:
+            return "block size and cache sizes must be positive"
+        for other in self.members:
+            mine = other.register
+            leaving = mine.worker_id == register.worker_id or mine.address == register.address
+            if leaving or mine.model != register.model:
+                continue
+            for field in ("kv_format", "block_size", "key_id"):
+                if getattr(mine, field) != getattr(register, field):
+                    return (
+                        f"{field} {getattr(register, field)!r} differs from "
+                        f"{getattr(mine, field)!r} of {mine.worker_id}"
+                    )
+        if register.model not in self.pools and len(self.pools) >= MOST_MODELS:
+            return f"{MOST_MODELS} models are served already"
+        return ""
+
+    def _refuse(self, register: Register, reason: str, now: float) -> list[Command]:
+        """Visible under departed; once per worker and reason, for it will ask again."""
+        last = next((d for d in self.members.departed if d.worker_id == register.worker_id), None)
+        if last and (last.epoch, last.reason) == (register.epoch, reason):
+            return []
+        self.members.note_departed(register, MemberState.REFUSED, reason, now)
+        facts: dict[str, object] = {"worker_id": register.worker_id, "reason": reason}
+        return [Note("worker.refused", facts)]
+
+    def _hardware(self, register: Register) -> HardwareClass:
+        """Shared by all workers of this model and profile; those nobody uses are dropped."""
+        key = (register.model, register.profile)
+        if key not in self._classes:
+            used = {id(m.hardware) for m in self.members}
+            self._classes = {k: v for k, v in self._classes.items() if id(v) in used}
+            self._classes[key] = HardwareClass(register.profile)
+        return self._classes[key]
+
+    # ------------------------------------------------------------ links
+
+    def link_up(self, worker_id: WorkerId, epoch: int, now: float) -> list[Command]:
+        member = self.members.current(worker_id, epoch)
+        if member is None:
+            return [HangUp(worker_id, epoch)]
+        member.state = MemberState.LINKED
+        member.heard_at = now
+        member.num_dials = 0
+        member.acked_seq = -1
+        self._refresh(member)
+        self.members.arm(member)
+        fences, member.owed_fences = member.owed_fences, []
+        return [*(Send(worker_id, fence) for fence in fences), self.poll(member)]
+
+    def link_down(self, worker_id: WorkerId, epoch: int, now: float) -> list[Command]:
+        """Dials again soon. A link that was up has 3 s to come back, a new worker 10 s."""
+        member = self.members.current(worker_id, epoch)
+        if member is None:
+            return []
+        out: list[Command] = []
+        if member.linked:
+            member.state = MemberState.RECONNECTING
+            member.heard_at = now
+            member.snapshot_next = 0
+            self._refresh(member)
+            facts = _facts(member) | {"reason": "link closed"}
+            out.append(Note("worker.suspected", facts))
+        member.next_dial = now + min(FIRST_REDIAL_S * 2.0**member.num_dials, MOST_REDIAL_S)
+        self.members.arm(member)
+        return out
+
+    def _redial_now(self, member: Member, now: float) -> list[Command]:
+        """It says itself that it is there: no need to sit out the pause between dials."""
+        if member.next_dial == np.inf:
+            return []
+        member.next_dial = now
+        self.members.arm(member)
+        return self._dial(member)
+
+    def _dial(self, member: Member) -> list[Command]:
+        member.next_dial = np.inf
+        member.num_dials += 1
+        register = member.register
+        return [Dial(register.worker_id, register.epoch, register.address)]
+
+    def heard(self, member: Member, now: float) -> list[Command]:
+        """Any message of its present life."""
+        member.heard_at = now
+        if member.state is not MemberState.SUSPECT:
+            return []
+        member.state = MemberState.LIVE
+        self._refresh(member)
+        self.members.arm(member)
+        return [Note("worker.recovered", _facts(member))]
+
+    def status(self, member: Member, status: Status, now: float) -> list[Command]:
+        """A Status that is newer than the last: load, seen grants, draining."""
+        table = status.columns()
+        if table.shape[0] != len(member.rows):
+            self.num_stale += 1
+            return []
+        out: list[Command] = []
+        first = member.state is MemberState.LINKED
+        if first:
+            member.state = MemberState.LIVE
+            self.members.arm(member)
+            out.append(Note("worker.joined", _facts(member)))
+            for rank, number in self._ranks.resume_numbers(member.rows, table):
+                out.append(self._gap_fence(member, rank, number))
+        member.acked_seq = status.seq
+        self._ranks.report(member.rows, table, now)
+        if first or member.draining != status.draining:
+            if status.draining and not member.draining:
+                out.append(Note("worker.drained", _facts(member)))
+            member.draining = status.draining
+            self._refresh(member)
+        return out
+
+    def poll(self, member: Member) -> Command:
+        """The standing request for reports, with what was received."""
+        return Send(
+            member.worker_id,
+            Poll(self._term, STATUS_PERIOD_S, DELTA_PERIOD_S, member.acked_seq, member.version),
+        )
+
+    def withdraw(self, booking: Booking, now: float) -> list[Command]:
+        """Releases a grant whose attempt must not run, and puts a tombstone on its worker; kept
+        for a link that is down."""
+        grant = booking.grant
+        self._ledger.release(booking, now)
+        self.pools[booking.model].dirty = True
+        fence = Fence(grant.request_id, grant.attempt, grant.rank, grant.number)
+        member = self.members.current(grant.worker_id, grant.epoch)
+        if member is None:
+            return []
+        if not member.linked:
+            member.owed_fences.append(fence)
+            return []
+        return [Send(member.worker_id, fence)]
+
+    # ------------------------------------------------------------ time and loss
+
+    def check(self, now: float) -> list[Command]:
+        """Whatever silence or a pause between dials has brought by now."""
+        out: list[Command] = []
+        for member in self.members.due(now):
+            silent_s = now - member.heard_at
+            match member.state:
+                case MemberState.DIALLING if now < member.next_dial:
+                    out += self.remove(member, MemberState.FAILED, "never reached", now)
+                case MemberState.LIVE:
+                    member.state = MemberState.SUSPECT
+                    self._refresh(member)
+                    facts = _facts(member) | {"reason": "silent", "silent_s": silent_s}
+                    out.append(Note("worker.suspected", facts))
+                case MemberState.LINKED | MemberState.SUSPECT:
+                    out += self.remove(member, MemberState.LOST, "silent", now)
+                case MemberState.RECONNECTING if silent_s >= LOST_S:
+                    out += self.remove(member, MemberState.LOST, "link closed", now)
+                case _:
+                    out += self._dial(member)
+            if member.present:
+                self.members.arm(member)
+        return out
+
+    def remove(self, member: Member, state: MemberState, reason: str, now: float) -> list[Command]:
+        """This life is over: its bookings and keys go, its frontends are told."""
+        register = member.register
+        num_bookings = self._ledger.release_rows(member.rows)
+        self.members.remove(member, state, reason, now)
+        pool = self.pools.get(register.model)
+        if pool is not None and pool.members.pop(register.worker_id, None) is not None:
+            pool.refresh(self._ranks)
+        self._ranks.give_back(member.rows)
+        for row in member.rows.tolist():
+            self._seats[row] = None
+        event = "worker.failed" if state is MemberState.FAILED else "worker.lost"
+        facts = _facts(member) | {"reason": reason, "num_bookings": num_bookings}
+        lost = WorkerLost(register.worker_id, register.epoch)
+        return [
+            HangUp(register.worker_id, register.epoch),
+            *(Send(frontend_id, lost) for frontend_id in self.frontends),
+            Note(event, facts),
+        ]
+
+    def _refresh(self, member: Member) -> None:
+        pool = self.pools.get(member.register.model)
+        if pool is not None:
+            pool.refresh(self._ranks)
+
+    def _gap_fence(self, member: Member, rank: int, number: int) -> Command:
+        """A number of an earlier Master whose grant never arrived: nobody's, but counted."""
+        return Send(member.worker_id, Fence(NOBODY, 0, rank, number))
+
+
+def _facts(member: Member) -> dict[str, object]:
+    register = member.register
+    return {
+        "worker_id": register.worker_id,
+        "epoch": register.epoch,
+        "address": register.address,
+    }

@@ -1,0 +1,171 @@
+"""Requests on their way in and out: asks through the gates into a window, cancels, deadlines."""
+
+from __future__ import annotations
+
+from rtp.core.commands import Command, Note, Send
+from rtp.core.hashing import low64
+from rtp.core.master.admission import Admission
+from rtp.core.master.fleet import Fleet
+from rtp.core.master.ledger import Ledger
+from rtp.core.master.placement import reusable
+from rtp.core.master.pool import Pool
+from rtp.core.master.prefix_map import PrefixMap
+from rtp.core.master.ranks import Ranks
+from rtp.core.master.totals import Totals
+from rtp.core.master.window import Waiting
+from rtp.core.messages import Ask, Cancel, Refuse
+from rtp.core.types import FloatArray, FrontendId, RequestId
+
+
+class Intake:
+    """`waiting` holds every request that has neither a grant nor an end, by id."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        prefix_map: PrefixMap,
+        ledger: Ledger,
+        fleet: Fleet,
+        admission: Admission,
+        totals: Totals,
+    ) -> None:
+        self.waiting: dict[RequestId, Waiting] = {}
+        self._ranks = ranks
+        self._map = prefix_map
+        self._ledger = ledger
+        self._fleet = fleet
+        self._admission = admission
+        self._totals = totals
+
+    def ask(self, ask: Ask, now: float) -> list[Command]:
+        """Queues it or refuses it. A higher attempt takes its predecessor's place and age; an equal
+        one is a repeat after a lost connection; a lower one is late and ignored."""
+        self._totals.asked += 1
+        out: list[Command] = []
+        arrival = now
+        before = self.waiting.get(ask.request_id)
+        booking = self._ledger.find(ask.request_id)
+        if before is not None:
+            if ask.attempt <= before.ask.attempt:
+                return []
+            arrival = before.arrival
+            self._withdraw(before)
+        if booking is not None:
+            if ask.attempt < booking.grant.attempt:
+                return []
+            if ask.attempt == booking.grant.attempt:
+                return [] if booking.seen else [Send(ask.frontend_id, booking.grant)]
+            arrival = booking.arrival
+            out += self._fleet.withdraw(booking, now)
+        if before or booking or ask.failed:
+            self._totals.replaced += 1
+            self._totals.failed_attempts += ask.failed
+        self._fleet.frontends.setdefault(ask.frontend_id)
+        refusal = self._admit(ask, arrival, now, again=bool(before or booking or ask.failed))
+        return out if refusal is None else out + _refused(ask, refusal)
+
+    def cancel(self, cancel: Cancel, now: float) -> list[Command]:
+        """Withdraws everything of the request up to that attempt."""
+        waiting = self.waiting.get(cancel.request_id)
+        booking = self._ledger.find(cancel.request_id)
+        self._totals.cancelled += 1
+        if waiting is not None and waiting.ask.attempt <= cancel.attempt:
+            self._withdraw(waiting)
+        if booking is not None and booking.grant.attempt <= cancel.attempt:
+            return self._fleet.withdraw(booking, now)
+        return []
+
+    def frontend_down(self, frontend_id: FrontendId) -> None:
+        """Its queued asks are dropped. Granted ones may run on, for streams are not this link:
+        the worker's reports, or the lease, settle them."""
+        self._fleet.frontends.pop(frontend_id, None)
+        for waiting in list(self.waiting.values()):
+            if waiting.ask.frontend_id == frontend_id:
+                self._withdraw(waiting)
+
+    def expire(self, pool: Pool, now: float) -> list[Command]:
+        """Deadlines that passed; everybody, when nobody is left to serve the model."""
+        window = pool.window
+        out: list[Command] = []
+        if window.num_waiting and not pool.alive:
+            for waiting in window:
+                out += self._refuse(waiting, self._admission.no_worker(waiting.ask))
+        for waiting in window.expired(now):
+            out += self._refuse(waiting, self._admission.deadline_passed(waiting.ask))
+        return out
+
+    # ------------------------------------------------------------ gates
+
+    def _admit(self, ask: Ask, arrival: float, now: float, *, again: bool) -> Refuse | None:
+        """Lets the request into its model's window, or tells why not. again: it passed the limits
+        with an earlier attempt, so that only facts can refuse it now."""
+        pool = self._fleet.pools.get(ask.model)
+        if pool is None:
+            if not len(self._fleet.members):
+                return self._admission.no_worker(ask)
+            return self._admission.unknown_model(ask)
+        if not pool.alive:
+            return self._admission.no_worker(ask)
+        refusal = self._admission.never_fits(ask, pool.max_model_len, pool.kv_total)
+        if refusal is not None:
+            return refusal
+        if ask.deadline_s <= 0:
+            return self._admission.deadline_passed(ask)
+        cached = min(
+            self._map.match(low64(ask.hashes)).best * pool.block_size,
+            reusable(ask.num_tokens, pool.block_size),
+        )
+        uncached = ask.num_tokens - cached
+        service_s = _prefill_s(pool.coefficients, uncached, cached)
+        if not again:
+            refusal = self._limits(ask, pool, uncached, service_s, now)
+            if refusal is not None:
+                return refusal
+        patience = min(ask.deadline_s, ask.ttft_timeout_s or ask.deadline_s)
+        waiting = Waiting(ask, arrival, deadline=now + patience)
+        need = uncached + ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
+        pool.window.add(waiting, uncached, service_s, need)
+        pool.dirty = True
+        self.waiting[ask.request_id] = waiting
+        return None
+
+    def _limits(
+        self, ask: Ask, pool: Pool, uncached: int, service_s: float, now: float
+    ) -> Refuse | None:
+        ranks = max(1, len(pool.rows))
+        drain_s = pool.window.service_s / ranks
+        wait_s = 0.0
+        if len(pool.rows):
+            wait_s = max(0.0, float(self._ranks.busy_until[pool.rows].min()) - now)
+        return self._admission.too_much(
+            ask,
+            requests=pool.window.num_waiting,
+            tokens=pool.window.num_tokens,
+            uncached=uncached,
+            ttft_s=wait_s + drain_s + service_s,
+            drain_s=wait_s + drain_s,
+        )
+
+    def _refuse(self, waiting: Waiting, refusal: Refuse) -> list[Command]:
+        self._withdraw(waiting)
+        return _refused(waiting.ask, refusal)
+
+    def _withdraw(self, waiting: Waiting) -> None:
+        del self.waiting[waiting.ask.request_id]
+        self._fleet.pools[waiting.ask.model].withdraw(waiting, self._ranks)
+
+
+def _prefill_s(coefficients: FloatArray, new: int, cached: int) -> float:
+    a, b, c = coefficients[:3].tolist()
+    return float(a + new * (b + c * (cached + 0.5 * new)))
+
+
+def _refused(ask: Ask, refusal: Refuse) -> list[Command]:
+    facts: dict[str, object] = {
+        "request_id": ask.request_id,
+        "attempt": ask.attempt,
+        "status": refusal.status,
+        "code": refusal.code,
+        "reason": refusal.reason,
+    }
+    return [Send(ask.frontend_id, refusal), Note("request.refused", facts)]

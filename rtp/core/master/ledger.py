@@ -1,0 +1,106 @@
+"""Open bookings by request, and what time settles of them: leases, unconfirmed arrivals.
+
+A booking ends by a Finished, a Fence, a lease that ran out, its worker's loss, or a Cancel; whoever
+comes first calls release, and it all goes back at once: the rank's columns, the blocks counted as
+arriving.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+from rtp.core.master.prefix_map import PrefixMap
+from rtp.core.master.ranks import Booking, Ranks
+from rtp.core.types import Hashes, IntArray, RequestId
+
+LINGER_S = 0.2
+"""Blocks of a request that ended well stay credited so long: their Delta comes 50 ms later."""
+
+
+class Ledger:
+    """charge() at the grant, release() once at the end, whatever the end is."""
+
+    def __init__(self, ranks: Ranks, prefix_map: PrefixMap, expiry_s: float) -> None:
+        """expiry_s: lease and margin; a grant no Status has seen by then is settled."""
+        self._ranks = ranks
+        self._map = prefix_map
+        self._expiry_s = expiry_s
+        self._bookings: dict[RequestId, Booking] = {}
+        self._leases: deque[tuple[float, Booking]] = deque()
+        self._lingering: deque[tuple[float, int, Hashes]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def find(self, request_id: RequestId, attempt: int | None = None) -> Booking | None:
+        """The request's open booking, if it is this attempt's."""
+        booking = self._bookings.get(request_id)
+        if booking is None or (attempt is not None and booking.grant.attempt != attempt):
+            return None
+        return booking
+
+    def charge(self, booking: Booking) -> None:
+        self._ranks.charge(booking)
+        self._map.arrive(booking.row, booking.hashes)
+        self._bookings[booking.grant.request_id] = booking
+        self._leases.append((booking.granted_at + self._expiry_s, booking))
+
+    def release(self, booking: Booking, now: float, *, done: bool = False) -> None:
+        """done: it computed its prompt, so a Delta will confirm its blocks."""
+        self._ranks.release(booking)
+        del self._bookings[booking.grant.request_id]
+        if done:
+            self._lingering.append((now + LINGER_S, booking.row, booking.hashes))
+        else:
+            self._map.settle(booking.row, booking.hashes)
+
+    def release_rows(self, rows: IntArray) -> int:
+        """The worker is gone: its bookings end, its keys are masked. Returns how many ended."""
+        count = 0
+        gone = set(rows.tolist())
+        for row in rows.tolist():
+            for booking in self._ranks.bookings(row):
+                self._ranks.release(booking)
+                del self._bookings[booking.grant.request_id]
+                count += 1
+            self._map.drop_rank(row)
+        # The rows may be another worker's soon: what lingers there must not be settled on it.
+        self._lingering = deque(x for x in self._lingering if x[1] not in gone)
+        return count
+
+    def expired(self, now: float) -> list[Booking]:
+        """Unseen bookings whose lease and margin are over, oldest first; each is told once."""
+        over = []
+        while self._leases and (self._leases[0][0] <= now or self._settled(self._leases[0][1])):
+            _, booking = self._leases.popleft()
+            if not self._settled(booking):
+                over.append(booking)
+        return over
+
+    def extend(self, booking: Booking, now: float) -> None:
+        """Its worker is silent, so nobody knows: ask again later."""
+        self._leases.append((now + self._expiry_s, booking))
+
+    def settle_lingering(self, now: float) -> None:
+        while self._lingering and self._lingering[0][0] <= now:
+            _, row, hashes = self._lingering.popleft()
+            self._map.settle(row, hashes)
+
+    @property
+    def next_due(self) -> float:
+        lease = self._leases[0][0] if self._leases else inf
+        return min(lease, self._lingering[0][0] if self._lingering else inf)
+
+    def idle(self) -> bool:
+        return not self._bookings and self._ranks.idle()
+
+    def check(self) -> None:
+        self._ranks.check()
+        assert all(b.open and id == b.grant.request_id for id, b in self._bookings.items())
+        rows = {b.row for b in self._bookings.values()}
+        assert len(self._bookings) == sum(len(self._ranks.bookings(row)) for row in rows)
+
+    @staticmethod
+    def _settled(booking: Booking) -> bool:
+        return booking.seen or not booking.open

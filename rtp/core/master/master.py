@@ -1,0 +1,258 @@
+"""The Master: who may run what, where and when. Events in, commands out; it never asks the time.
+
+Reports and requests change state; decisions are made in the Tick that ends a turn (protocol rule
+1), so production, replay and tests decide at the same points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from rtp.core.commands import Command
+from rtp.core.events import Event, From, FrontendDown, FrontendUp, LinkDown, LinkUp, Tick
+from rtp.core.master.admission import Admission
+from rtp.core.master.affinity import Affinity
+from rtp.core.master.fleet import Fleet
+from rtp.core.master.intake import Intake
+from rtp.core.master.ledger import Ledger
+from rtp.core.master.members import Member, MemberState
+from rtp.core.master.overview import overview, placement
+from rtp.core.master.placement import Placement
+from rtp.core.master.prefix_map import PrefixMap
+from rtp.core.master.progress import Progress
+from rtp.core.master.ranks import Ranks
+from rtp.core.master.rounds import Rounds
+from rtp.core.master.totals import Totals
+from rtp.core.master.views import Views
+from rtp.core.messages import (
+    Ask,
+    Cancel,
+    Delta,
+    Now,
+    Register,
+    Snapshot,
+    Status,
+)
+from rtp.core.policy import Routing
+from rtp.core.types import RequestId
+
+LEASE_S = 0.25
+LEASE_MARGIN_S = 0.5
+"""A worker in a long step tells of a Submit with its next beat, 250 ms at most."""
+SWEEP_KEYS = 2000
+SWEEP_PAUSE_S = 0.002
+
+
+class Master:
+    """handle() every event, then Tick; do what the commands say; call again by next_deadline()."""
+
+    def __init__(
+        self,
+        term: int,
+        routing: Routing,
+        *,
+        max_ranks: int = 2048,
+        max_blocks: int = 4_000_000,
+        max_queue_requests: int = 10_000,
+        max_queue_tokens: int = 100_000_000,
+        ttft_limit_s: float | None = None,
+        limits: bool = True,
+        lead_s: float = 0.030,
+        affinity_chats: int = 100_000,
+        affinity_age_s: float = 3600.0,
+        kept_placements: int = 1000,
+        prefix_map: PrefixMap | None = None,
+    ) -> None:
+        """limits: False switches off the queue and TTFT gates. lead_s: start value of what is then
+        measured. prefix_map: for tests; max_blocks bounds the Master's own. Raises ConfigError."""
+        self.term = term
+        self.map = prefix_map or PrefixMap(max_ranks, max_blocks)
+        self.ranks = Ranks(max_ranks)
+        self.ledger = Ledger(self.ranks, self.map, LEASE_S + LEASE_MARGIN_S)
+        self.fleet = Fleet(term, self.ranks, self.ledger, lead_s)
+        self.affinity = Affinity(affinity_chats, affinity_age_s)
+        self.placements = Placement(routing, self.map, self.fleet.place_of, kept_placements)
+        self.admission = Admission(
+            max_queue_requests=max_queue_requests,
+            max_queue_tokens=max_queue_tokens,
+            ttft_limit_s=ttft_limit_s,
+            limits=limits,
+        )
+        self.totals = Totals()
+        self._views = Views(self.map)
+        self._progress = Progress(self.ranks, self.ledger, self.fleet, self.totals)
+        self.intake = Intake(
+            self.ranks, self.map, self.ledger, self.fleet, self.admission, self.totals
+        )
+        self._rounds = Rounds(
+            self.ranks,
+            self.ledger,
+            self.fleet,
+            self.placements,
+            self.affinity,
+            self.intake.waiting,
+            LEASE_S,
+        )
+        self._started_at: float | None = None
+        self._next_sweep = inf
+        self._due_now: float | None = None
+        # Any: each handler takes the type it stands under.
+        self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
+            Tick: self._tick,
+            From: self._from,
+            LinkUp: self._link_up,
+            LinkDown: self._link_down,
+            FrontendUp: self._frontend_up,
+            FrontendDown: self._frontend_down,
+            Register: self._register,
+            Status: self._status,
+            Now: self._now,
+            Delta: self._delta,
+            Snapshot: self._snapshot,
+            Ask: self.intake.ask,
+            Cancel: self.intake.cancel,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """One event's commands, in order. An event that is not the Master's is ignored."""
+        if self._started_at is None:
+            self._started_at = now
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            return []
+        out = handler(event, now)
+        if self._due_now is None and any(pool.dirty for pool in self.fleet.pools.values()):
+            self._due_now = now
+        return out
+
+    def next_deadline(self) -> float | None:
+        """When to call with Tick if nothing else happens; a past time means at once."""
+        if self._due_now is not None:
+            return self._due_now
+        due = min(self.fleet.members.next_due, self.ledger.next_due, self._next_sweep)
+        for pool in self.fleet.pools.values():
+            due = min(due, pool.next_round, pool.window.next_expiry)
+        return None if due == inf else due
+
+    def overview(self, now: float) -> dict[str, object]:
+        """Everything for dashboard and metrics, JSON-able, labels bounded. O(workers + queue)."""
+        started = now if self._started_at is None else self._started_at
+        return overview(self, uptime_s=now - started, now=now)
+
+    def placement(self, request_id: RequestId) -> dict[str, object] | None:
+        """Why a request went where it did, while remembered."""
+        return placement(self, request_id)
+
+    def idle(self) -> bool:
+        """No request waits, nothing is charged."""
+        return not self.intake.waiting and self.ledger.idle()
+
+    def check(self) -> None:
+        """Asserts what must hold between events. For tests; O(everything)."""
+        self.ledger.check()
+        self.map.check()
+        windows = [w for pool in self.fleet.pools.values() for w in pool.window]
+        assert {id(w) for w in windows} == {id(w) for w in self.intake.waiting.values()}
+        assert sum(p.window.num_held for p in self.fleet.pools.values()) == self.ranks.held.sum()
+
+    # ------------------------------------------------------------ time
+
+    def _tick(self, event: Tick, now: float) -> list[Command]:
+        self._due_now = None
+        out = self.fleet.check(now)
+        self.ledger.settle_lingering(now)
+        out += self._expire_leases(now)
+        for pool in self.fleet.pools.values():
+            out += self.intake.expire(pool, now)
+            if pool.dirty or now >= pool.next_round:
+                out += self._rounds.run(pool, now)
+        if now >= self._next_sweep:
+            # Keys of ranks that left or were cleared, a slice at a time.
+            done = self.map.sweep(SWEEP_KEYS)
+            self._next_sweep = inf if done else now + SWEEP_PAUSE_S
+        return out
+
+    def _expire_leases(self, now: float) -> list[Command]:
+        """Grants that nobody submitted: fenced, so that their number counts and they cannot run."""
+        out: list[Command] = []
+        for booking in self.ledger.expired(now):
+            member, _ = self.fleet.at_row(booking.row)
+            if member.state is not MemberState.LIVE:
+                self.ledger.extend(booking, now)
+                continue
+            self.totals.leases_expired += 1
+            out += self.fleet.withdraw(booking, now)
+        return out
+
+    # ------------------------------------------------------------ workers
+
+    def _from(self, event: From, now: float) -> list[Command]:
+        handler = self._handlers.get(type(event.message))
+        return handler(event.message, now) if handler else []
+
+    def _register(self, register: Register, now: float) -> list[Command]:
+        return self._sweep_soon(self.fleet.register(register, now), now)
+
+    def _link_up(self, event: LinkUp, now: float) -> list[Command]:
+        return self.fleet.link_up(event.worker_id, event.epoch, now)
+
+    def _link_down(self, event: LinkDown, now: float) -> list[Command]:
+        return self.fleet.link_down(event.worker_id, event.epoch, now)
+
+    def _status(self, status: Status, now: float) -> list[Command]:
+        member = self._current(status)
+        if member is None:
+            return []
+        if status.term != self.term or status.seq <= member.acked_seq:
+            self.fleet.num_stale += 1
+            return []
+        out = self.fleet.heard(member, now)
+        self._progress.step(member, status)
+        out += self.fleet.status(member, status, now)
+        self._progress.news(member, status.first_tokens, status.finished, now)
+        return [*out, self.fleet.poll(member)]
+
+    def _now(self, message: Now, now: float) -> list[Command]:
+        member = self._current(message)
+        if member is None:
+            return []
+        self._progress.news(member, message.first_tokens, message.finished, now)
+        return self.fleet.heard(member, now)
+
+    def _delta(self, delta: Delta, now: float) -> list[Command]:
+        member = self._current(delta)
+        if member is None:
+            return []
+        out = self.fleet.heard(member, now) + self._views.delta(member, delta, now)
+        return [*out, self.fleet.poll(member)]
+
+    def _snapshot(self, snapshot: Snapshot, now: float) -> list[Command]:
+        member = self._current(snapshot)
+        if member is None:
+            return []
+        out = self.fleet.heard(member, now) + self._views.snapshot(member, snapshot, now)
+        return self._sweep_soon([*out, self.fleet.poll(member)], now)
+
+    def _current(self, message: Status | Now | Delta | Snapshot) -> Member | None:
+        """The sender, if it is linked and this is its present life."""
+        member = self.fleet.members.current(message.worker_id, message.epoch)
+        if member is None or not member.linked:
+            self.fleet.num_stale += 1
+            return None
+        return member
+
+    def _sweep_soon(self, out: list[Command], now: float) -> list[Command]:
+        self._next_sweep = min(self._next_sweep, now + SWEEP_PAUSE_S)
+        return out
+
+    # ------------------------------------------------------------ frontends
+
+    def _frontend_up(self, event: FrontendUp, now: float) -> list[Command]:
+        self.fleet.frontends[event.frontend_id] = None
+        return []
+
+    def _frontend_down(self, event: FrontendDown, now: float) -> list[Command]:
+        self.intake.frontend_down(event.frontend_id)
+        return []

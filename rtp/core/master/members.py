@@ -1,0 +1,212 @@
+"""Who is registered and how it stands: the life of each worker as the Master sees it.
+
+    dialling -> linked -> live <-> suspect      a Status every 250 ms at least keeps it live
+        |          |        |       |
+      failed      reconnecting -> lost          the same epoch back within 3 s goes on
+
+A worker is known by its id and by its address: registering either again replaces what was there.
+Messages of another epoch are nobody's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+from rtp.core.master.predictor import HardwareClass
+from rtp.core.messages import Fence, Register
+from rtp.core.types import IntArray, WorkerId
+
+SUSPECT_S = 0.5
+LOST_S = 3.0
+FAIL_S = 10.0
+"""A registered worker that was never reached is given up after it."""
+FIRST_REDIAL_S = 0.05
+MOST_REDIAL_S = 1.0
+KEPT_DEPARTED = 64
+NO_VERSION = -1
+
+
+class MemberState(StrEnum):
+    DIALLING = "dialling"  # never linked yet
+    LINKED = "linked"  # link up, nothing heard yet
+    LIVE = "live"
+    SUSPECT = "suspect"  # silent: no new grants
+    RECONNECTING = "reconnecting"  # link closed: no new grants
+    FAILED = "failed"  # never reached
+    LOST = "lost"
+    REPLACED = "replaced"
+    REFUSED = "refused"
+
+
+PRESENT = (
+    MemberState.DIALLING,
+    MemberState.LINKED,
+    MemberState.LIVE,
+    MemberState.SUSPECT,
+    MemberState.RECONNECTING,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One life of one worker. Changed by the Master only."""
+
+    register: Register
+    rows: IntArray
+    """[ranks]: the worker's rows in Ranks."""
+    hardware: HardwareClass
+    since: float
+    state: MemberState = MemberState.DIALLING
+    heard_at: float = 0.0
+    """Of the last message, or when the link opened or closed."""
+    next_dial: float = inf
+    num_dials: int = 1
+    armed_at: float = inf
+    acked_seq: int = -1
+    version: int = NO_VERSION
+    viewed_at: float = 0.0
+    """When the view last agreed with the worker."""
+    snapshot_version: int = NO_VERSION
+    snapshot_next: int = 0
+    """Slices of the snapshot under way that were applied; 0: none."""
+    status_period_s: float = 0.0
+    draining: bool = False
+    num_resyncs: int = 0
+    num_gaps: int = 0
+    num_failures: int = 0
+    """Attempts that were lost after a grant here."""
+    owed_fences: list[Fence] = field(default_factory=list)
+    """To be sent when the link is back."""
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self.register.worker_id
+
+    @property
+    def present(self) -> bool:
+        return self.state in PRESENT
+
+    @property
+    def linked(self) -> bool:
+        return self.state in (MemberState.LINKED, MemberState.LIVE, MemberState.SUSPECT)
+
+    @property
+    def usable(self) -> bool:
+        """May get new grants."""
+        return self.state is MemberState.LIVE and not self.draining
+
+    def next_check(self) -> float:
+        """When time alone changes its state."""
+        match self.state:
+            case MemberState.DIALLING:
+                return min(self.next_dial, self.since + FAIL_S)
+            case MemberState.LIVE:
+                return self.heard_at + SUSPECT_S
+            case MemberState.LINKED | MemberState.SUSPECT:
+                return self.heard_at + LOST_S
+            case MemberState.RECONNECTING:
+                return min(self.next_dial, self.heard_at + LOST_S)
+            case _:
+                return inf
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """What is left to show of a worker that is not there any more."""
+
+    worker_id: WorkerId
+    epoch: int
+    address: str
+    model: str
+    state: MemberState
+    reason: str
+    at: float
+
+
+class Members:
+    """Registered workers by id and by address, their timers, and the last ones that left."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[WorkerId, Member] = {}
+        self._by_address: dict[str, WorkerId] = {}
+        self._timers: list[tuple[float, int, Member]] = []
+        self._num_timers = 0
+        self.departed: deque[Departed] = deque(maxlen=KEPT_DEPARTED)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, worker_id: WorkerId) -> Member | None:
+        return self._by_id.get(worker_id)
+
+    def at_address(self, address: str) -> Member | None:
+        worker_id = self._by_address.get(address)
+        return None if worker_id is None else self._by_id.get(worker_id)
+
+    def current(self, worker_id: WorkerId, epoch: int) -> Member | None:
+        """The member, if this is the life of it that is registered."""
+        member = self._by_id.get(worker_id)
+        return member if member is not None and member.register.epoch == epoch else None
+
+    def add(self, member: Member) -> None:
+        self._by_id[member.worker_id] = member
+        self._by_address[member.register.address] = member.worker_id
+        self.arm(member)
+
+    def remove(self, member: Member, state: MemberState, reason: str, now: float) -> None:
+        """Forgets it and frees its address; what became of it stays visible for a while."""
+        member.state = state
+        del self._by_id[member.worker_id]
+        del self._by_address[member.register.address]
+        self.note_departed(member.register, state, reason, now)
+
+    def note_departed(
+        self, register: Register, state: MemberState, reason: str, now: float
+    ) -> None:
+        self.departed.append(
+            Departed(
+                register.worker_id,
+                register.epoch,
+                register.address,
+                register.model,
+                state,
+                reason,
+                now,
+            )
+        )
+
+    # ------------------------------------------------------------ timers
+
+    def arm(self, member: Member) -> None:
+        """To be called when its next check may have come nearer. A later check arms itself."""
+        at = member.next_check()
+        if at < member.armed_at:
+            member.armed_at = at
+            self._num_timers += 1
+            heapq.heappush(self._timers, (at, self._num_timers, member))
+
+    def due(self, now: float) -> list[Member]:
+        """Members whose state time has changed by now."""
+        due = []
+        while self._timers and self._timers[0][0] <= now:
+            at, _, member = heapq.heappop(self._timers)
+            if at != member.armed_at or not member.present:
+                continue
+            member.armed_at = inf
+            if member.next_check() <= now:
+                due.append(member)
+            else:
+                self.arm(member)
+        return due
+
+    @property
+    def next_due(self) -> float:
+        return self._timers[0][0] if self._timers else inf

@@ -1,0 +1,174 @@
+"""What people see of the Master: one JSON-able picture of it all, reasons of a placement."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from rtp.core.master.members import PRESENT, Departed, Member
+from rtp.core.master.placement import Reasons
+from rtp.core.master.pool import Pool
+from rtp.core.master.ranks import NUM_REPORTED, Ranks
+from rtp.core.messages import STATUS_COLUMNS
+from rtp.core.types import RequestId
+
+if TYPE_CHECKING:
+    from rtp.core.master.master import Master
+
+LAST_PLACEMENTS = 20
+COEFFICIENTS = ("a", "b", "c", "d", "e", "f")
+Facts = dict[str, object]
+
+
+def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
+    """Workers by id, models by name, counters; of workers that left, the last 64."""
+    fleet, totals, placements = master.fleet, master.totals, master.placements
+    members = list(fleet.members)
+    states = dict.fromkeys((str(state) for state in PRESENT), 0)
+    for member in members:
+        states[str(member.state)] += 1
+    pools = list(fleet.pools.values())
+    return {
+        "term": master.term,
+        "uptime_s": uptime_s,
+        "queue": {
+            "requests": sum(pool.window.num_waiting for pool in pools),
+            "tokens": sum(pool.window.num_tokens for pool in pools),
+            "held": sum(pool.window.num_held for pool in pools),
+            "service_s": sum(pool.window.service_s for pool in pools),
+        },
+        "models": {pool.model: _pool(pool) for pool in pools},
+        "workers": {member.worker_id: _member(master, member, now) for member in members},
+        "worker_states": states,
+        "departed": [_departed(departed, now) for departed in fleet.members.departed],
+        "frontends": len(fleet.frontends),
+        "stale_messages": fleet.num_stale,
+        "bookings": len(master.ledger),
+        "affinity_chats": len(master.affinity),
+        "prefix_map": {"blocks": master.map.num_blocks},
+        "cache": {
+            "prompt_tokens": totals.prompt_tokens,
+            "hit_tokens": totals.hit_tokens,
+            "predicted_hit_tokens": totals.predicted_hit_tokens,
+            "missed_predictions": totals.missed_predictions,
+        },
+        "requests": {
+            "asked": totals.asked,
+            "granted": placements.num_decisions,
+            "replaced": totals.replaced,
+            "failed_attempts": totals.failed_attempts,
+            "cancelled": totals.cancelled,
+            "leases_expired": totals.leases_expired,
+            "finished": dict(totals.finished),
+        },
+        "refused": dict(master.admission.counts),
+        "policy": {
+            "looks": placements.num_looks,
+            "fallbacks": placements.num_fallbacks,
+            "last_fallback": placements.last_fallback,
+        },
+        "placements": [
+            {"request_id": request_id, **_reasons(master, reasons)}
+            for request_id, reasons in placements.last(LAST_PLACEMENTS)
+        ],
+    }
+
+
+def placement(master: Master, request_id: RequestId) -> Facts | None:
+    """The last choice for this request, and the numbers it was made on."""
+    reasons = master.placements.reasons(request_id)
+    return None if reasons is None else _reasons(master, reasons)
+
+
+def _reasons(master: Master, reasons: Reasons) -> Facts:
+    columns = zip(
+        reasons.rows.tolist(),
+        reasons.places,
+        reasons.scores.tolist(),
+        reasons.matched_tokens.tolist(),
+        reasons.wait_s.tolist(),
+        reasons.prefill_s.tolist(),
+        strict=True,
+    )
+    return {
+        "number": reasons.number,
+        "at": reasons.at,
+        "num_candidates": reasons.num_candidates,
+        "fallback": reasons.fallback,
+        "candidates": [
+            {
+                "worker_id": worker_id,
+                "rank": rank,
+                "chosen": row == reasons.chosen,
+                "score": score if isfinite(score) else None,
+                "matched_tokens": matched,
+                "wait_s": wait_s,
+                "prefill_s": prefill_s,
+            }
+            for row, (worker_id, rank), score, matched, wait_s, prefill_s in columns
+        ],
+    }
+
+
+def _pool(pool: Pool) -> Facts:
+    window = pool.window
+    return {
+        "workers": len(pool.members),
+        "usable_ranks": len(pool.rows),
+        "block_size": pool.block_size,
+        "max_model_len": pool.max_model_len,
+        "waiting": window.num_waiting,
+        "waiting_tokens": window.num_tokens,
+        "held": window.num_held,
+        "granted": window.num_grants,
+        "lead_s": pool.lead.seconds,
+        "expected_output_tokens": pool.outputs.mean,
+    }
+
+
+def _member(master: Master, member: Member, now: float) -> Facts:
+    register, hardware = member.register, member.hardware
+    return {
+        "epoch": register.epoch,
+        "address": register.address,
+        "role": str(register.role),
+        "model": register.model,
+        "state": str(member.state),
+        "draining": member.draining,
+        "silent_s": now - member.heard_at if member.heard_at else None,
+        "view": {
+            "version": member.version,
+            "age_s": now - member.viewed_at if member.viewed_at else None,
+            "resyncs": member.num_resyncs,
+            "gaps": member.num_gaps,
+        },
+        "failures": member.num_failures,
+        "predictor": {
+            "coefficients": dict(zip(COEFFICIENTS, hardware.coefficients.tolist(), strict=True)),
+            "prefill_error": hardware.prefill.error,
+            "prefill_samples": hardware.prefill.num_samples,
+            "decode_error": hardware.decode.error,
+            "decode_samples": hardware.decode.num_samples,
+        },
+        "ranks": [_rank(master.ranks, row, now) for row in member.rows.tolist()],
+    }
+
+
+def _rank(ranks: Ranks, row: int, now: float) -> Facts:
+    reported: Facts = {
+        name: int(ranks.reported[i, row]) for i, name in enumerate(STATUS_COLUMNS[:NUM_REPORTED])
+    }
+    return reported | {
+        "charged_tokens": int(ranks.charged_tokens[row]),
+        "charged_requests": int(ranks.charged_requests[row]),
+        "reserved_tokens": int(ranks.reserved_tokens[row]),
+        "held": int(ranks.held[row]),
+        "busy_s": max(0.0, float(ranks.busy_until[row]) - now),
+    }
+
+
+def _departed(departed: Departed, now: float) -> Facts:
+    facts = asdict(departed)
+    del facts["at"]
+    return facts | {"state": str(departed.state), "ago_s": now - departed.at}

@@ -1,0 +1,112 @@
+"""One model: its workers, its waiting requests, what was learned of lengths and delays."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+import numpy as np
+
+from rtp.core.master.members import Member
+from rtp.core.master.predictor import OutputLengths
+from rtp.core.master.ranks import Ranks
+from rtp.core.master.window import Waiting, Window
+from rtp.core.types import FloatArray, IntArray, Role, WorkerId
+
+NO_ROWS = np.zeros(0, dtype=np.int64)
+LEAST_LEAD_S = 0.005
+MOST_LEAD_S = 0.25
+GAP_SAMPLES = 256
+GAPS_PER_UPDATE = 32
+
+
+class Lead:
+    """How long before a rank is free a grant should leave: p99 of the measured gap between grant
+    and start of prefill on a free rank, so that ranks do not idle for the round trip."""
+
+    def __init__(self, start_s: float) -> None:
+        self.seconds = start_s
+        self._gaps: deque[float] = deque(maxlen=GAP_SAMPLES)
+        self._new = 0
+
+    def observe(self, gap_s: float) -> None:
+        self._gaps.append(gap_s)
+        self._new += 1
+        if self._new >= GAPS_PER_UPDATE:
+            self._new = 0
+            p99 = float(np.quantile(np.array(self._gaps), 0.99))
+            self.seconds = min(max(p99, LEAST_LEAD_S), MOST_LEAD_S)
+
+
+class Pool:
+    """Everything of one model. Requests of one model never wait behind those of another."""
+
+    def __init__(self, model: str, lead_s: float) -> None:
+        self.model = model
+        self.window = Window()
+        self.outputs = OutputLengths()
+        self.lead = Lead(lead_s)
+        self.members: dict[WorkerId, Member] = {}
+        """Those present, with a role that prefills and decodes."""
+        self.rows: IntArray = NO_ROWS
+        """Rows that may get new grants, ascending."""
+        self.block_size = 0
+        self.max_model_len = 0
+        self.kv_total = 0.0
+        """The largest of any rank, tokens."""
+        self.coefficients: FloatArray = np.zeros(6)
+        """Mean of its ranks, for estimates before a rank is chosen."""
+        self.reserved: tuple[int, Waiting] | None = None
+        """A rank kept from others until an overdue request fits on it."""
+        self.dirty = False
+        """Something changed since the last round."""
+        self.next_round = inf
+        """When time alone makes a round worth while."""
+
+    @property
+    def alive(self) -> bool:
+        """Somebody may serve this model now or in a moment."""
+        return any(not m.draining for m in self.members.values())
+
+    def refresh(self, ranks: Ranks) -> None:
+        """Membership or a member's state changed: works out the rows anew. O(workers)."""
+        members = list(self.members.values())
+        usable = [m.rows for m in members if m.usable]
+        self.rows = np.sort(np.concatenate(usable)) if usable else NO_ROWS
+        if members:
+            self.block_size = members[0].register.block_size
+            self.max_model_len = max(m.register.max_model_len for m in members)
+            self.kv_total = float(max(max(m.register.kv_total) for m in members))
+            self.learn(ranks)
+        if self.reserved and self.reserved[0] not in self.rows:
+            self.reserved = None
+        usable_rows = set(self.rows.tolist())
+        for row in self.window.rows_with_held():
+            if row not in usable_rows:
+                for waiting in self.window.held_on(row):
+                    self.let_go(waiting, ranks)
+        self.dirty = True
+
+    def learn(self, ranks: Ranks) -> None:
+        """Coefficients of its ranks changed."""
+        rows = np.concatenate([m.rows for m in self.members.values()])
+        self.coefficients = ranks.coefficients[:, rows].mean(axis=1)
+
+    def let_go(self, waiting: Waiting, ranks: Ranks) -> None:
+        """A held request competes again."""
+        if waiting.held_row >= 0:
+            ranks.let_go(waiting.held_row, waiting.held_s)
+            self.window.let_go(waiting)
+
+    def withdraw(self, waiting: Waiting, ranks: Ranks) -> None:
+        """The request waits no longer."""
+        self.let_go(waiting, ranks)
+        self.window.remove(waiting)
+        if self.reserved and self.reserved[1] is waiting:
+            self.reserved = None
+        self.dirty = True
+
+
+def schedulable(role: Role) -> bool:
+    """Whether a grant may name this role's ranks: those that prefill and decode by themselves."""
+    return role is Role.FUSION

@@ -1,0 +1,148 @@
+"""Seconds of a prefill and of a decode step, learned while serving; tokens a request will produce.
+
+    t_prefill = a + b*new + c*new*(cached + new/2)
+    t_decode  = d + e*batch + f*context
+
+The six coefficients of one hardware class start from the worker's own measurement (its
+registration's `profile`) and are corrected online by recursive least squares on relative errors,
+with forgetting: a millisecond of error matters at one millisecond, not at one second. The unknowns
+are factors on the starting coefficients, so they are free of units and near one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from rtp.core.types import FloatArray
+
+NUM_COEFFICIENTS = 6
+DEFAULT_PROFILE = (5e-3, 1e-4, 1e-9, 5e-3, 1e-3, 1e-7)
+"""A small model on a CPU; used where a worker measured nothing."""
+SMALLEST = 1e-12
+LOWEST_FACTOR = 1e-3
+FORGETTING = 0.98
+START_VARIANCE = 1.0
+MOST_VARIANCE = 10.0
+"""Forgetting stops above it, or directions that no sample excites would blow up."""
+MOST_SURPRISE = 8.0
+"""A sample counts as at most so many times the prediction: one hung step must not teach."""
+ERROR_WEIGHT = 0.05
+
+
+def prefill_seconds(coefficients: FloatArray, new: FloatArray, cached: FloatArray) -> FloatArray:
+    """coefficients: [6] or [6, R]; new, cached: tokens, broadcast against R."""
+    a, b, c = coefficients[:3]
+    return np.asarray(a + new * (b + c * (cached + 0.5 * new)))
+
+
+def decode_seconds(coefficients: FloatArray, batch: FloatArray, context: FloatArray) -> FloatArray:
+    """coefficients: [6] or [6, R]; batch: rows, context: tokens in their pages."""
+    d, e, f = coefficients[3:]
+    return np.asarray(d + e * batch + f * context)
+
+
+class RankPredict:
+    """What a policy asks: row i of its columns is answered for rank i's hardware."""
+
+    def __init__(self, coefficients: FloatArray) -> None:
+        self._coefficients = coefficients  # [6, R]
+
+    def prefill_s(self, new: FloatArray, cached: FloatArray) -> FloatArray:
+        return prefill_seconds(self._coefficients, new, cached)
+
+    def decode_s(self, batch: FloatArray, context: FloatArray) -> FloatArray:
+        return decode_seconds(self._coefficients, batch, context)
+
+
+class Fit:
+    """seconds = sum(factor_i * start_i * term_i), factors by recursive least squares."""
+
+    def __init__(self, start: tuple[float, ...]) -> None:
+        self._start = np.maximum(np.array(start), SMALLEST)
+        self._factors = np.ones(len(start))
+        self._covariance = np.eye(len(start)) * START_VARIANCE
+        self.num_samples = 0
+        self.error = 0.0
+        """Moving mean of |actual - predicted| / actual, predicted before the sample was learned."""
+
+    @property
+    def coefficients(self) -> FloatArray:
+        return np.asarray(self._start * self._factors)
+
+    def observe(self, terms: tuple[float, ...], seconds: float) -> None:
+        """Learns one measurement. Ignores what cannot be one (zero, negative, not finite)."""
+        if not 0 < seconds < float("inf"):
+            return
+        parts = self._start * terms
+        predicted = float(parts @ self._factors)
+        if self.num_samples:
+            self.error += ERROR_WEIGHT * (abs(seconds - predicted) / seconds - self.error)
+        else:
+            self.error = abs(seconds - predicted) / seconds
+        self.num_samples += 1
+        seconds = min(max(seconds, predicted / MOST_SURPRISE), predicted * MOST_SURPRISE)
+        x = parts / seconds
+        spread = self._covariance @ x
+        forgetting = FORGETTING if np.trace(self._covariance) < MOST_VARIANCE else 1.0
+        gain = spread / (forgetting + x @ spread)
+        self._factors = np.maximum(self._factors + gain * (1.0 - x @ self._factors), LOWEST_FACTOR)
+        self._covariance = (self._covariance - np.outer(gain, spread)) / forgetting
+
+
+class HardwareClass:
+    """The predictor of all ranks with one model and one profile."""
+
+    def __init__(self, profile: tuple[float, ...]) -> None:
+        usable = len(profile) == NUM_COEFFICIENTS and all(0 <= x < 1e6 for x in profile)
+        start = profile if usable else DEFAULT_PROFILE
+        self.prefill = Fit(start[:3])
+        self.decode = Fit(start[3:])
+
+    @property
+    def coefficients(self) -> FloatArray:
+        """[6]: a, b, c, d, e, f, all positive, in seconds."""
+        return np.concatenate([self.prefill.coefficients, self.decode.coefficients])
+
+    def observe_prefill(self, new: int, cached: int, seconds: float) -> None:
+        self.prefill.observe((1.0, float(new), new * (cached + 0.5 * new)), seconds)
+
+    def observe_decode(self, batch: float, context: float, seconds: float) -> None:
+        self.decode.observe((1.0, batch, context), seconds)
+
+
+class OutputLengths:
+    """Expected output tokens of one choice: a mean per tenant, and over all where a tenant is new.
+
+    Lengths are near enough geometric that a request half done is expected to produce as much again,
+    so E[remaining] of a running request is the same number. Bounded to the last `capacity` tenants.
+    """
+
+    START_TOKENS = 128.0
+    WEIGHT = 0.02
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._capacity = capacity
+        self._all = (self.START_TOKENS, 0)
+        self._tenants: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    @property
+    def mean(self) -> float:
+        return self._all[0]
+
+    def expected(self, tenant: str, max_tokens: int) -> int:
+        mean, _ = self._tenants.get(tenant, self._all)
+        return max(1, min(round(mean), max_tokens))
+
+    def observe(self, tenant: str, tokens: float) -> None:
+        own = self._tenants.pop(tenant, self._all)
+        self._all = self._moved(self._all, tokens)
+        self._tenants[tenant] = self._moved(own, tokens)
+        if len(self._tenants) > self._capacity:
+            self._tenants.popitem(last=False)
+
+    def _moved(self, state: tuple[float, int], tokens: float) -> tuple[float, int]:
+        mean, count = state
+        weight = max(self.WEIGHT, 1.0 / (count + 2))
+        return mean + weight * (tokens - mean), count + 1

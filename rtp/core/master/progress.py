@@ -1,0 +1,100 @@
+"""What workers tell of granted requests, first tokens and ends, and what that teaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rtp.core.master.fleet import Fleet
+from rtp.core.master.ledger import Ledger
+from rtp.core.master.members import Member
+from rtp.core.master.pool import Pool
+from rtp.core.master.ranks import COLUMN, Booking, Ranks
+from rtp.core.master.totals import Totals
+from rtp.core.messages import Finished, FirstToken, Status
+
+PREFILL, ROWS, CONTEXT = (COLUMN[c] for c in ("prefill_tokens", "decode_rows", "context_tokens"))
+
+
+class Progress:
+    """Repeats, and news of requests that ended here before, change nothing."""
+
+    def __init__(self, ranks: Ranks, ledger: Ledger, fleet: Fleet, totals: Totals) -> None:
+        self._ranks = ranks
+        self._ledger = ledger
+        self._fleet = fleet
+        self._totals = totals
+
+    def news(
+        self,
+        member: Member,
+        first_tokens: Iterable[FirstToken],
+        finished: Iterable[Finished],
+        now: float,
+    ) -> None:
+        for first in first_tokens:
+            booking = self._booking(member, first)
+            if booking is not None and not booking.first_token:
+                booking.first_token = True
+                self._first_token(member, booking, first, now)
+        for end in finished:
+            booking = self._booking(member, end)
+            if booking is not None:
+                self._finished(member, booking, end, now)
+
+    def step(self, member: Member, status: Status) -> None:
+        """Learns a decode step from one rank of a Status, before its table replaces the last one.
+
+        The step was a pure one if no prompt was under way at either end, and is new if the decode
+        rows' context grew: an idle beat tells of the same step again.
+        """
+        after, before = status.columns(), self._ranks.reported[:, member.rows].T
+        if len(after) != len(before):
+            return
+        pure = (
+            (after[:, PREFILL] == 0)
+            & (before[:, PREFILL] == 0)
+            & (after[:, ROWS] > 0)
+            & (after[:, ROWS] == before[:, ROWS])
+            & (after[:, CONTEXT] > before[:, CONTEXT])
+        )
+        if pure.any():
+            rank = int(pure.argmax())
+            step_s = float(after[rank, COLUMN["step_us"]]) * 1e-6
+            member.hardware.observe_decode(
+                float(after[rank, ROWS]), float(after[rank, CONTEXT]), step_s
+            )
+            self._fleet.learned(member)
+
+    def _booking(self, member: Member, item: FirstToken | Finished) -> Booking | None:
+        booking = self._ledger.find(item.request_id, item.attempt)
+        if booking is None or booking.grant.worker_id != member.worker_id:
+            return None
+        return booking if booking.grant.epoch == member.register.epoch else None
+
+    def _first_token(self, member: Member, booking: Booking, first: FirstToken, now: float) -> None:
+        totals, pool = self._totals, self._pool(booking)
+        totals.prompt_tokens += first.new_tokens + first.cached_tokens
+        totals.predicted_hit_tokens += booking.grant.matched_tokens
+        totals.hit_tokens += first.cached_tokens
+        if booking.grant.matched_tokens and not first.cached_tokens:
+            totals.missed_predictions += 1
+        if first.new_tokens > 0:
+            member.hardware.observe_prefill(first.new_tokens, first.cached_tokens, first.prefill_s)
+            self._fleet.learned(member)
+        # What is left of the time since the grant is the way there and back, not work or queue.
+        gap_s = now - booking.granted_at - first.prefill_s - first.queue_s
+        if gap_s > 0:
+            pool.lead.observe(gap_s)
+
+    def _finished(self, member: Member, booking: Booking, end: Finished, now: float) -> None:
+        done = end.reason == "done"
+        self._totals.finished[end.reason if end.reason in self._totals.finished else "failed"] += 1
+        if done:
+            pool = self._pool(booking)
+            pool.outputs.observe(booking.tenant, end.generated / max(1, booking.choices))
+        elif end.reason in ("rejected", "failed"):
+            member.num_failures += 1
+        self._ledger.release(booking, now, done=done)
+
+    def _pool(self, booking: Booking) -> Pool:
+        return self._fleet.pools[booking.model]

@@ -1,0 +1,212 @@
+"""One scheduling round of one model: the best request to the best rank, until ranks run out.
+
+Bounded: at most 16 requests are looked at a round, so a backlog costs time in turn, not a pause.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from rtp.core.commands import Command, Note, Send
+from rtp.core.master.affinity import Affinity
+from rtp.core.master.fleet import Fleet
+from rtp.core.master.ledger import Ledger
+from rtp.core.master.placement import Choice, Placement
+from rtp.core.master.pool import Pool
+from rtp.core.master.ranks import Booking, Ranks, View
+from rtp.core.master.window import Waiting
+from rtp.core.messages import Grant
+from rtp.core.types import BoolArray, RequestId
+
+MOST_LOOKS = 16
+NEXT_ROUND_S = 0.001
+"""Between rounds that ended by the bound."""
+LEAST_PAUSE_S = 0.0005
+HOLD_MARGIN = 1.25
+"""A held request is looked at again when its rank took so many times the predicted wait."""
+
+
+class Rounds:
+    """run() places what can be placed now; its grants are charged before it returns."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        ledger: Ledger,
+        fleet: Fleet,
+        placement: Placement,
+        affinity: Affinity,
+        queue: dict[RequestId, Waiting],
+        lease_s: float,
+    ) -> None:
+        """queue: all waiting requests by id; a granted one leaves it."""
+        self._ranks = ranks
+        self._ledger = ledger
+        self._fleet = fleet
+        self._placement = placement
+        self._affinity = affinity
+        self._queue = queue
+        self._lease_s = lease_s
+
+    def run(self, pool: Pool, now: float) -> list[Command]:
+        """One round. Sets the time of the next one that is worth while without news."""
+        window = pool.window
+        pool.dirty, pool.next_round = False, inf
+        out: list[Command] = []
+        if not window.num_waiting or not len(pool.rows):
+            return out
+        for held in window.held_too_long(now):
+            pool.let_go(held, self._ranks)
+        self._return_held(pool, now)
+        for _ in range(MOST_LOOKS):
+            view = self._ranks.view(pool.rows, now)
+            ready = view.numbered & (view.busy_s < pool.lead.seconds)
+            waiting = self._next(pool, view, ready, now)
+            if waiting is None:
+                break
+            choice = self._look(pool, waiting, view, ready, now)
+            if choice is None:
+                self._make_room(pool, waiting, view, ready, now)
+                window.skip(waiting)
+            elif choice.hold:
+                self._ranks.hold(choice.row, choice.prefill_s)
+                until = now + HOLD_MARGIN * choice.wait_s + pool.lead.seconds
+                window.hold(waiting, choice.row, until, choice.prefill_s)
+            else:
+                out += self._grant(pool, waiting, choice, now)
+        else:
+            pool.next_round = now + NEXT_ROUND_S
+        window.unskip()
+        if pool.next_round == inf:
+            pool.next_round = min(self._next_free(pool, now), window.next_hold)
+        return out
+
+    def _return_held(self, pool: Pool, now: float) -> None:
+        """Requests held for a rank that is about to be free compete for it now."""
+        if not pool.window.num_held:
+            return
+        busy_s = self._ranks.busy_until[pool.rows] - now
+        free = (busy_s < pool.lead.seconds) & (self._ranks.held[pool.rows] > 0)
+        for row in pool.rows[free].tolist():
+            for waiting in pool.window.held_on(row):
+                pool.let_go(waiting, self._ranks)
+
+    def _next(self, pool: Pool, view: View, ready: BoolArray, now: float) -> Waiting | None:
+        """The request to look at, if any rank could take one."""
+        offered = ready
+        if pool.reserved is not None:
+            row, waiting = pool.reserved
+            mine = view.rows == row
+            if (ready & mine & (view.room >= pool.window.need(waiting))).any():
+                return waiting
+            offered = ready & ~mine
+        if not offered.any():
+            return None
+        return pool.window.best(now, float(view.room[offered].max()))
+
+    def _look(
+        self, pool: Pool, waiting: Waiting, view: View, ready: BoolArray, now: float
+    ) -> Choice | None:
+        ask = waiting.ask
+        output = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
+        choice = self._placement.look(
+            waiting,
+            view,
+            pool.block_size,
+            output,
+            ready=ready,
+            allowed=self._allowed(pool, waiting, view),
+            affine_row=self._fleet.row_of(self._affinity.find(ask.tenant, ask.chat_id, now)),
+            now=now,
+        )
+        if choice is not None:
+            need = choice.new_tokens + output
+            pool.window.refresh(waiting, choice.new_tokens, choice.prefill_s, need)
+        return choice
+
+    def _allowed(self, pool: Pool, waiting: Waiting, view: View) -> BoolArray:
+        """Not the workers that failed this request, unless nothing else is left; not a rank that is
+        kept for another."""
+        allowed = np.ones(len(view.rows), dtype=np.bool_)
+        if waiting.ask.exclude:
+            allowed = ~np.isin(view.rows, self._fleet.rows_of(waiting.ask.exclude))
+            if not allowed.any():
+                allowed[:] = True
+        if pool.reserved is not None and pool.reserved[1] is not waiting:
+            allowed &= view.rows != pool.reserved[0]
+        return allowed
+
+    def _make_room(
+        self, pool: Pool, waiting: Waiting, view: View, ready: BoolArray, now: float
+    ) -> None:
+        """An overdue request for which no pool has room gets a rank to itself as it drains; or
+        small requests would pass it for ever."""
+        need = pool.window.need(waiting)
+        fits = view.kv_total >= min(need, pool.kv_total)
+        if (
+            pool.reserved is None
+            and pool.window.overdue(waiting, now)
+            and ready.any()
+            and fits.any()
+        ):
+            room = np.where(fits, view.room, -inf)
+            pool.reserved = (int(view.rows[room.argmax()]), waiting)
+
+    def _next_free(self, pool: Pool, now: float) -> float:
+        """When the next busy rank comes under the lead."""
+        if not pool.window.num_waiting:
+            return inf
+        at = self._ranks.busy_until[pool.rows] - pool.lead.seconds
+        later = at[at > now]
+        return max(float(later.min()), now + LEAST_PAUSE_S) if len(later) else inf
+
+    def _grant(self, pool: Pool, waiting: Waiting, choice: Choice, now: float) -> list[Command]:
+        """Charges the rank and answers the frontend."""
+        ask, row = waiting.ask, choice.row
+        del self._queue[ask.request_id]
+        pool.withdraw(waiting, self._ranks)
+        pool.window.num_grants += 1
+        member, rank = self._fleet.at_row(row)
+        grant = Grant(
+            request_id=ask.request_id,
+            attempt=ask.attempt,
+            number=int(self._ranks.next_number[row]),
+            worker_id=member.worker_id,
+            epoch=member.register.epoch,
+            address=member.register.address,
+            rank=rank,
+            matched_tokens=choice.matched_tokens,
+            lease_s=self._lease_s,
+        )
+        expected = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
+        booking = Booking(
+            grant=grant,
+            row=row,
+            frontend_id=ask.frontend_id,
+            model=ask.model,
+            tenant=ask.tenant,
+            choices=ask.n,
+            hashes=ask.hashes,
+            new_tokens=choice.new_tokens,
+            reserved_tokens=expected,
+            prefill_s=choice.prefill_s,
+            granted_at=now,
+            arrival=waiting.arrival,
+        )
+        self._ledger.charge(booking)
+        self._affinity.remember(ask.tenant, ask.chat_id, member.worker_id, rank, now)
+        note = Note(
+            "request.placed",
+            {
+                "request_id": ask.request_id,
+                "attempt": ask.attempt,
+                "worker_id": member.worker_id,
+                "rank": rank,
+                "matched_tokens": choice.matched_tokens,
+                "new_tokens": choice.new_tokens,
+                "waited_s": now - waiting.arrival,
+            },
+        )
+        return [Send(ask.frontend_id, grant), note]

@@ -1,0 +1,235 @@
+"""Waiting requests of one model as columns: the order, and who waits for a busy rank.
+
+Order: response ratio (age over predicted service) times 2^(priority/4), ties by arrival, then id.
+The ratio order changes with time, so no heap is right; one argmax over numpy columns is exact, and
+5 us at 5,000 waiting. Past max(30 s, 20 x service) a request is overdue: every fourth grant goes to
+the oldest of those, so long prompts cannot starve behind short ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rtp.core.messages import Ask
+from rtp.core.types import BoolArray
+
+OVERDUE_S = 30.0
+OVERDUE_SERVICES = 20.0
+OVERDUE_EVERY = 4
+"""Of so many grants one goes to an overdue request, if there is one."""
+MOST_PRIORITY = 16
+SHORTEST_S = 1e-6
+FIRST_SIZE = 64
+FREE = -1
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One Ask in the window. Changed by Window only."""
+
+    ask: Ask
+    arrival: float
+    deadline: float
+    """The request is refused when it passes without a grant."""
+    num_failed: int = 0
+    """Grants of this request that were lost."""
+    slot: int = FREE
+    uncached: int = 0
+    service_s: float = 0.0
+    held_row: int = FREE
+    held_s: float = 0.0
+    hold_number: int = 0
+
+
+class Window:
+    """add, remove; best() for the next to look at; hold() and release for busy ranks."""
+
+    def __init__(self) -> None:
+        self._slots: list[Waiting | None] = []
+        self._free: list[int] = []
+        self._resize(FIRST_SIZE)
+        self.num_waiting = 0
+        self.num_tokens = 0
+        """Uncached prompt tokens waiting, as last looked at."""
+        self.service_s = 0.0
+        """Predicted prefill seconds waiting."""
+        self.num_held = 0
+        self.num_grants = 0
+        self.next_expiry = np.inf
+        """No request's deadline is earlier; exact after expired()."""
+        self._skipped: list[Waiting] = []
+        self._holds: list[tuple[float, int, Waiting]] = []
+        self._held_on: dict[int, list[Waiting]] = {}
+        self._num_holds = 0
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """All waiting requests, held ones included, in slot order."""
+        return iter([w for w in self._slots if w is not None])
+
+    def add(self, waiting: Waiting, uncached: int, service_s: float, need: int) -> None:
+        """uncached: prompt tokens to compute. need: pool tokens, output included."""
+        if not self._free:
+            self._resize(2 * len(self._slots))
+        slot = self._free.pop()
+        self._slots[slot] = waiting
+        waiting.slot = slot
+        priority = max(-MOST_PRIORITY, min(MOST_PRIORITY, waiting.ask.priority))
+        self._weight[slot] = 2.0 ** (priority / 4)
+        self._arrival[slot] = waiting.arrival
+        self._deadline[slot] = waiting.deadline
+        self._eligible[slot] = True
+        self.num_waiting += 1
+        self.next_expiry = min(self.next_expiry, waiting.deadline)
+        self.refresh(waiting, uncached, service_s, need)
+
+    def refresh(self, waiting: Waiting, uncached: int, service_s: float, need: int) -> None:
+        """What a new look at its prefix match found."""
+        slot = waiting.slot
+        self.num_tokens += uncached - waiting.uncached
+        self.service_s += service_s - waiting.service_s
+        waiting.uncached, waiting.service_s = uncached, service_s
+        self._urgency[slot] = self._weight[slot] / max(service_s, SHORTEST_S)
+        self._limit[slot] = max(OVERDUE_S, OVERDUE_SERVICES * service_s)
+        self._need[slot] = need
+
+    def remove(self, waiting: Waiting) -> None:
+        """Granted, refused, cancelled or replaced. The caller gave back what it held."""
+        self.let_go(waiting)
+        slot = waiting.slot
+        self._slots[slot] = None
+        self._eligible[slot] = False
+        self._deadline[slot] = np.inf
+        self._free.append(slot)
+        waiting.slot = FREE
+        self.num_waiting -= 1
+        self.num_tokens -= waiting.uncached
+        self.service_s = self.service_s - waiting.service_s if self.num_waiting else 0.0
+
+    # ------------------------------------------------------------ the order
+
+    def best(self, now: float, room: float) -> Waiting | None:
+        """The one to look at next among those that need at most `room` pool tokens.
+
+        Held and skipped requests take no part. An overdue request is told even if it needs more
+        room: the caller makes some for it.
+        """
+        if self.num_grants % OVERDUE_EVERY == OVERDUE_EVERY - 1:
+            overdue = self.oldest_overdue(now)
+            if overdue is not None:
+                return overdue
+        score = (now - self._arrival) * self._urgency
+        score[~(self._eligible & (self._need <= room))] = -1.0
+        top = score.max()
+        return self._earliest(score == top) if top >= 0 else None
+
+    def oldest_overdue(self, now: float) -> Waiting | None:
+        overdue = self._eligible & (now - self._arrival > self._limit)
+        return self._earliest(overdue) if overdue.any() else None
+
+    def overdue(self, waiting: Waiting, now: float) -> bool:
+        return bool(now - waiting.arrival > self._limit[waiting.slot])
+
+    def need(self, waiting: Waiting) -> float:
+        """Pool tokens it takes, as last looked at."""
+        return float(self._need[waiting.slot])
+
+    def skip(self, waiting: Waiting) -> None:
+        """Looked at in vain: no part until unskip()."""
+        self._eligible[waiting.slot] = False
+        self._skipped.append(waiting)
+
+    def unskip(self) -> None:
+        """The round is over."""
+        for waiting in self._skipped:
+            if waiting.slot != FREE and waiting.held_row == FREE:
+                self._eligible[waiting.slot] = True
+        self._skipped.clear()
+
+    def _earliest(self, among: BoolArray) -> Waiting:
+        """Ties: by arrival, then id."""
+        slots = among.nonzero()[0]
+        if len(slots) > 1:
+            arrival = self._arrival[slots]
+            slots = slots[arrival == arrival.min()]
+        waiting = [w for w in (self._slots[i] for i in slots.tolist()) if w is not None]
+        return min(waiting, key=_request_id) if len(waiting) > 1 else waiting[0]
+
+    # ------------------------------------------------------------ waiting for a busy rank
+
+    def hold(self, waiting: Waiting, row: int, until: float, seconds: float) -> None:
+        """It waits for `row`, charged `seconds` there, no longer than `until`."""
+        self._eligible[waiting.slot] = False
+        waiting.held_row, waiting.held_s = row, seconds
+        self._held_on.setdefault(row, []).append(waiting)
+        self.num_held += 1
+        self._num_holds += 1
+        waiting.hold_number = self._num_holds
+        heapq.heappush(self._holds, (until, self._num_holds, waiting))
+
+    def let_go(self, waiting: Waiting) -> None:
+        """Back into the order, if it was held."""
+        if waiting.held_row == FREE:
+            return
+        held = self._held_on[waiting.held_row]
+        held.remove(waiting)
+        if not held:
+            del self._held_on[waiting.held_row]
+        waiting.held_row, waiting.held_s = FREE, 0.0
+        self._eligible[waiting.slot] = True
+        self.num_held -= 1
+
+    def held_on(self, row: int) -> list[Waiting]:
+        return list(self._held_on.get(row, ()))
+
+    def rows_with_held(self) -> list[int]:
+        return list(self._held_on)
+
+    def held_too_long(self, now: float) -> list[Waiting]:
+        """Those whose rank was to be free by now; each is told once."""
+        over = []
+        while self._holds and self._holds[0][0] <= now:
+            _, number, waiting = heapq.heappop(self._holds)
+            if waiting.held_row != FREE and waiting.hold_number == number:
+                over.append(waiting)
+        return over
+
+    @property
+    def next_hold(self) -> float:
+        return self._holds[0][0] if self._holds else np.inf
+
+    # ------------------------------------------------------------ deadlines
+
+    def expired(self, now: float) -> list[Waiting]:
+        """Requests whose deadline passed, oldest slot first; they stay until removed."""
+        if now < self.next_expiry:
+            return []
+        late = [self._slots[i] for i in (self._deadline <= now).nonzero()[0].tolist()]
+        left = self._deadline[self._deadline > now]
+        self.next_expiry = float(left.min()) if len(left) else np.inf
+        return [w for w in late if w is not None]
+
+    def _resize(self, size: int) -> None:
+        old = len(self._slots)
+        more = size - old
+        self._slots += [None] * more
+        self._free += range(size - 1, old - 1, -1)
+        if not old:
+            self._arrival = np.zeros(0)
+            self._urgency, self._weight, self._limit = np.zeros(0), np.zeros(0), np.zeros(0)
+            self._need, self._deadline = np.zeros(0), np.zeros(0)
+            self._eligible = np.zeros(0, dtype=np.bool_)
+        self._arrival = np.pad(self._arrival, (0, more))
+        self._urgency = np.pad(self._urgency, (0, more))
+        self._weight = np.pad(self._weight, (0, more))
+        self._limit = np.pad(self._limit, (0, more))
+        self._need = np.pad(self._need, (0, more))
+        self._deadline = np.pad(self._deadline, (0, more), constant_values=np.inf)
+        self._eligible = np.pad(self._eligible, (0, more))
+
+
+def _request_id(waiting: Waiting) -> str:
+    return waiting.ask.request_id
