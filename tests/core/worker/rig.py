@@ -1,4 +1,4 @@
-"""A Worker, sim Runners, a Master and a frontend in virtual time; every step is checked on its way."""
+"""A Worker, sim Runners, a Master and a frontend in virtual time; every step is checked."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rtp.core.hashing import block_hashes, namespace
 from rtp.core.messages import (
     Ack,
     AckItem,
+    Cancel,
     ChoiceState,
     Delta,
     Finished,
@@ -37,6 +38,7 @@ from rtp.core.types import (
     WorkerId,
     pack_ids,
     split_hashes,
+    unpack_ids,
 )
 from rtp.core.worker.worker import Worker
 
@@ -282,9 +284,18 @@ class Rig:
         for submit in submits:
             for state in submit.choices:
                 key = (submit.request_id, submit.attempt, state.choice)
-                want = self.expected(submit, state.choice)
+                want = self.expected(submit, state.choice, unpack_ids(state.output))
                 assert self.outputs[key] == want, key
                 assert self.finishes[key] in ("stop", "length")
+
+    def assert_finishes(self, submit: Submit) -> None:
+        """Runs until this one has ended, which it must do well."""
+        keys = [(submit.request_id, submit.attempt, state.choice) for state in submit.choices]
+        self.run(until=lambda: all(key in self.finishes for key in keys))
+        self.assert_right(submit)
+
+    def cancel(self, request_id: str, attempt: int = 0) -> None:
+        self.tell(From(F, Cancel(RequestId(request_id), attempt, "client")))
 
     def assert_quiet(self) -> None:
         """Idle, all blocks back, every end told once, the Master's view equal to the truth."""
