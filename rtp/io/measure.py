@@ -13,7 +13,7 @@ import numpy as np
 
 from rtp.core.ports import Runner
 from rtp.core.steps import Known, Row, SequenceStart, StepPlan
-from rtp.core.types import FloatArray, SamplingParams, pack_ids
+from rtp.core.types import SamplingParams, pack_ids
 
 Profile = tuple[float, float, float, float, float, float]
 
@@ -45,8 +45,8 @@ def measure(runner: Runner, max_batch_tokens: int, progress: Callable[[str], Non
             decodes += [(batch, batch * context, bench.decode(batch, context)) for _ in range(2)]
         if bench.spent_s > 2 * BUDGET_S:
             break
-    a, b, c = _fit((s, (1.0, n, n * (k + n / 2))) for n, k, s in prefills)
-    d, e, f = _fit((s, (1.0, n, k)) for n, k, s in decodes)
+    a, b, c = fit((s, (1.0, n, n * (k + n / 2))) for n, k, s in prefills)
+    d, e, f = fit((s, (1.0, n, k)) for n, k, s in decodes)
     return a, b, c, d, e, f
 
 
@@ -102,7 +102,7 @@ class _Bench:
         return result.elapsed_s
 
 
-def _fit(samples: Iterable[tuple[float, tuple[float, float, float]]]) -> FloatArray:
+def fit(samples: Iterable[tuple[float, tuple[float, float, float]]]) -> list[float]:
     """Least squares with coefficients >= 0, relative errors weighted alike: a column whose
     coefficient comes out negative is left out (three columns, so at most two rounds)."""
     seconds, columns = zip(*samples, strict=True)
@@ -117,4 +117,5 @@ def _fit(samples: Iterable[tuple[float, tuple[float, float, float]]]) -> FloatAr
             found[kept] = part
             break
         kept.pop(int(np.argmin(part * scale)))
-    return found
+    coefficients: list[float] = found.tolist()
+    return coefficients
