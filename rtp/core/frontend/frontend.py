@@ -30,7 +30,6 @@ from rtp.core.frontend.outbox import MASTER, Outbox
 from rtp.core.frontend.streams import Stream, Streams
 from rtp.core.frontend.timers import Timers
 from rtp.core.messages import (
-    Ack,
     AnyMessage,
     Cancel,
     Grant,
@@ -89,6 +88,7 @@ class Frontend:
         self._reconnect_s = reconnect_s
         self._requests: dict[RequestId, Request] = {}
         self._dirty: dict[RequestId, Request] = {}  # may have something to deliver
+        self._behind: dict[RequestId, Request] = {}  # missed something their worker has sent
         self._streams = Streams()
         self._timers = Timers()
         self._outbox = Outbox(max_cancelled)
@@ -127,13 +127,13 @@ class Frontend:
 
     def next_deadline(self) -> float | None:
         """When to call with Tick: at once if the turn left something to send, else by timer."""
-        if self._dirty or self._outbox:
+        if self._dirty or self._behind or self._outbox:
             return self._now
         return self._timers.next()
 
     def idle(self) -> bool:
         """No request lives and nothing waits to be sent."""
-        return not (self._requests or self._dirty or self._outbox)
+        return not (self._requests or self._dirty or self._behind or self._outbox)
 
     def check(self) -> None:
         """Raises AssertionError where the tables disagree. Cost: O(requests)."""
@@ -145,7 +145,8 @@ class Frontend:
                 assert request.grant.epoch == stream.epoch
                 placed[request_id] = request
         assert len(self._timers) == len(self._requests)
-        assert placed.keys() | self._dirty.keys() <= self._requests.keys()
+        for some in (placed, self._dirty, self._behind):
+            assert some.keys() <= self._requests.keys()
         for request_id, request in self._requests.items():
             assert request.phase not in TERMINAL
             assert self._timers.get(request_id) == request.next_timer()
@@ -172,8 +173,7 @@ class Frontend:
     def _client_ready(self, request_id: RequestId) -> None:
         if request := self._requests.get(request_id):
             request.paused = False
-            for choice in request.choices:
-                self._outbox.owe(request, choice.index)
+            self._outbox.owe_all(request)
 
     # ------------------------------------------------------------ messages
 
@@ -242,9 +242,8 @@ class Frontend:
                 self._outbox.owe(request, run.choice)
             case Taken.GAP:
                 self.counters.gaps += 1
-                if not request.resyncing:
-                    self._outbox.note("tokens.gap_found", request_id=run.request_id)
-                    self._resync(request)
+                self._outbox.note("tokens.gap_found", request_id=run.request_id)
+                self._resync(request)
             case Taken.FAILED:
                 self._fail(request, failures.numeric_fault(run.request_id))
 
@@ -305,6 +304,10 @@ class Frontend:
 
     def _tick(self) -> None:
         self._outbox.acknowledge()
+        behind, self._behind = self._behind, {}
+        for request in behind.values():  # a Submit that is known makes the worker send again
+            if request.grant is not None:
+                self._outbox.send(request.grant.worker_id, request.submit(self._now))
         dirty, self._dirty = self._dirty, {}
         for request in dirty.values():
             self._deliver(request)
@@ -345,12 +348,9 @@ class Frontend:
         self._outbox.send(MASTER, request.ask(self._id, self._now))
 
     def _resync(self, request: Request) -> None:
-        """Asks the worker for all from the next token wanted on; both messages may be repeats."""
-        assert request.grant is not None
-        request.resyncing = True
-        acks = tuple(choice.ack(request) for choice in request.choices)
-        self._outbox.send(request.grant.worker_id, Ack(acks))
-        self._outbox.send(request.grant.worker_id, request.submit(self._now))
+        """Asks the worker, at the turn's end, for everything from the next token wanted on."""
+        self._behind[request.begin.request_id] = request
+        self._outbox.owe_all(request)
 
     def _displace(
         self, request: Request, reason: str, *, blame: bool = False, cancel: bool = False
@@ -409,6 +409,7 @@ class Frontend:
         request.grant = None
         del self._requests[request_id]
         self._dirty.pop(request_id, None)
+        self._behind.pop(request_id, None)
         self._timers.remove(request_id)
 
     def _set_timer(self, request: Request) -> None:

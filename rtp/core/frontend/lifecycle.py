@@ -80,7 +80,6 @@ class Request:
         "phase",
         "prompt_logprobs",
         "replacements",
-        "resyncing",
         "ttft_deadline",
     )
 
@@ -99,8 +98,6 @@ class Request:
         self.connect_by: float | None = None
         """While the worker's stream is not up: when to give this attempt up."""
         self.paused = False
-        self.resyncing = False
-        """A gap was found and the missing tokens have been asked for."""
         self.first_token = False
         self.cached_tokens = 0
         self.generated = 0
@@ -219,7 +216,6 @@ class Request:
         self.phase = move(self.phase, Phase.QUEUED)
         self.grant = None
         self.connect_by = None
-        self.resyncing = False
         self.attempt += 1
         self.replacements += 1
         if blame is not None and blame not in self.excluded:
@@ -240,7 +236,6 @@ class Request:
         if skip > len(run.ids) or (skip == len(run.ids) and not run.finish):
             return Taken.DUPLICATE
         self._begun(run)
-        self.resyncing = False
         self._extend(choice, run, skip)
         if run.finish and not choice.finish:
             self._finish(choice, run.finish, run.stop_token)

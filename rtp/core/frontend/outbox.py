@@ -46,6 +46,10 @@ class Outbox:
         """The turn's end acknowledges this choice."""
         self._owed[request.begin.request_id, choice] = request
 
+    def owe_all(self, request: Request) -> None:
+        for choice in request.choices:
+            self.owe(request, choice.index)
+
     def acknowledge(self) -> None:
         """One Ack per worker. A slow client withholds it, but not of a choice that has ended."""
         owed, self._owed = self._owed, {}

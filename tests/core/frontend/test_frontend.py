@@ -157,11 +157,11 @@ def test_a_gap_is_asked_for_again_and_never_delivered() -> None:
     assert ack == Ack((AckItem(R, 1, 0, 1),))
     assert isinstance(submit, Submit)
     assert submit.attempt == 1
-    hand.tokens(a_run(3, "d"))
-    assert hand.last == []
+    hand.tokens(a_run(3, "d"), a_run(4, "e"))
+    assert len(hand.sent(FIRST)) == 2
     hand.tokens(a_run(1, "bcd"))
     assert hand.text() == "bcd"
-    assert hand.frontend.counters.gaps == 2
+    assert hand.frontend.counters.gaps == 3
 
 
 def test_a_lost_worker_is_replaced_and_the_stream_continues() -> None:
