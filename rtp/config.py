@@ -87,7 +87,7 @@ class MasterConfig(Process):
     port: Port = option(8000, "Port of the HTTP API; 0 takes a free one.", "server")
     api_key_file: Path | None = option(
         None,
-        "File with one API key a line; clients then need one. $RTP_API_KEY adds one.",
+        "File with lines `KEY` or `KEY TENANT`; clients then need a key. $RTP_API_KEY adds one.",
         "security",
     )
     max_body_bytes: Positive = option(32 << 20, "Larger request bodies get a 413.", "server")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 import time
@@ -39,6 +38,7 @@ from rtp.io.runner_process import (
 )
 from rtp.io.worker_http import make_worker_app
 from rtp.io.worker_loop import WorkerLoop
+from rtp.serving import listen, until_signal
 from rtp.settings import from_command_line
 
 
@@ -100,7 +100,9 @@ class WorkerServer:
                 register=register,
                 secret=self._secret,
                 linked=loop.linked,
-                on_change=lambda said: self._on_note(Note("worker.registered", {"answer": said})),
+                on_change=lambda said: self._on_note(
+                    Note("registration.answered", {"answer": said})
+                ),
             )
         )
 
@@ -203,31 +205,6 @@ def runner_spec(config: Model) -> RunnerSpec:
         params=params | config.params,
         max_batch_tokens=config.max_batch_tokens,
     )
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; nobody is answered before it is served. Raises ConfigError naming the
-    port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {addresses.join(host, port)}: {error.strerror}"
-        ) from None
-
-
-def until_signal(stop: asyncio.Event) -> None:
-    """The first SIGTERM or SIGINT sets `stop`; a second SIGINT ends the process at once."""
-
-    def first() -> None:
-        stop.set()
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, first)
 
 
 async def serve(config: WorkerConfig) -> int:

@@ -48,6 +48,8 @@ class FrontendLoop:
         """Models that workers have offered, by name."""
         self.driver = Driver(core, self._perform)
         self._handles: dict[RequestId, Handle] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._to_master = to_master
         self._on_note = on_note
         self._streams = Streams(
@@ -61,7 +63,8 @@ class FrontendLoop:
         """Starts a request; what it brings comes through the Handle."""
         handle = Handle(begin.request_id, self.driver)
         self._handles[begin.request_id] = handle
-        handle.on_end = lambda: self._handles.pop(begin.request_id, None)
+        self._idle.clear()
+        handle.on_end = lambda: self._ended(begin.request_id)
         self.driver.tell(begin)
         return handle
 
@@ -83,6 +86,10 @@ class FrontendLoop:
     @property
     def open_requests(self) -> int:
         return len(self._handles)
+
+    async def idle(self) -> None:
+        """Returns when no request is open."""
+        await self._idle.wait()
 
     def close(self) -> None:
         """Drops every stream; requests still open get no more."""
@@ -106,6 +113,11 @@ class FrontendLoop:
                 self._on_note(command)
             case _:
                 raise TypeError(f"not a command of a frontend: {type(command).__name__}")
+
+    def _ended(self, request_id: RequestId) -> None:
+        del self._handles[request_id]
+        if not self._handles:
+            self._idle.set()
 
     def _give(self, request_id: RequestId, command: Deliver | Ended | Failed) -> None:
         handle = self._handles.get(request_id)

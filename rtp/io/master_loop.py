@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import aiohttp
 import msgspec
@@ -29,15 +28,11 @@ from rtp.io.driver import Core, Driver
 from rtp.io.frontend_loop import FrontendLoop
 from rtp.io.handshake import new_nonce
 from rtp.io.name_service import StaticNames
-from rtp.io.registration import REGISTER_PATH, TIMEOUT, receive
+from rtp.io.registration import CHALLENGE, REGISTER_PATH, TIMEOUT, receive
 from rtp.io.worker_link import Links
 
 CARD_RETRY_S = 1.0
 MAX_CARD_BYTES = 64 << 20
-
-
-class MasterCore(Core, Protocol):
-    def overview(self) -> dict[str, Any]: ...  # Any: JSON
 
 
 class MasterLoop:
@@ -48,14 +43,13 @@ class MasterLoop:
 
     def __init__(
         self,
-        core: MasterCore,
+        core: Core,
         *,
         secret: bytes,
         term: int,
         on_card: Callable[[ModelCard], None],
         on_note: Callable[[Note], None],
     ) -> None:
-        self.core = core
         self.term = term
         self.driver = Driver(core, self._perform)
         self._secret = secret
@@ -123,7 +117,8 @@ class MasterLoop:
     async def _register_route(self, request: web.Request) -> web.Response:
         found = await receive(request, self._secret, self._challenge)
         if isinstance(found, web.Response):
-            self._note("registration.refused", status=found.status, reason=found.text)
+            if request.headers.get(CHALLENGE) == self._challenge:  # else it just met this Master
+                self._note("registration.refused", status=found.status, reason=found.text)
             return found
         self.register(found)
         return web.json_response({"term": self.term})
