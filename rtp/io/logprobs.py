@@ -132,7 +132,7 @@ def for_chat(codec: TextCodec, entries: Sequence[TokenLogprobs], num_top: int) -
 def for_prompt(
     codec: TextCodec, entries: Sequence[TokenLogprobs], num_top: int
 ) -> list[dict[str, RankedLogprob] | None]:
-    """`prompt_logprobs`: null for the first token, then alternatives and the token itself, by id."""
+    """`prompt_logprobs`: null for the first token, then alternatives and the token, by id."""
     out: list[dict[str, RankedLogprob] | None] = [None]
     for entry in entries:
         pairs = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)

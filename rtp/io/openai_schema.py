@@ -223,7 +223,7 @@ def parse(raw: bytes, kind: type[Body]) -> Body:
         raise invalid(None, "The body must be a JSON object", "invalid_json")
     given = {name: value for name, value in data.items() if value is not None}
     for name, what in kind.refused.items():
-        if given.get(name):
+        if given.get(name, False) not in (False, "", []):
             raise unsupported(name, what)
     try:
         body = kind.model_validate(given)
