@@ -15,6 +15,7 @@ from rtp.io.errors_http import ApiError, no_worker
 from rtp.io.http_account import account, echo_request_id
 from rtp.io.http_auth import Keys
 from rtp.io.http_body import Served
+from rtp.io.http_gate import GATE, Gate
 from rtp.io.http_generate import Frontend, Generate
 from rtp.io.http_models import Models
 from rtp.io.metrics import Metrics
@@ -49,7 +50,7 @@ def make_app(
     """All public routes. Serve it with make_runner(), which sees to disconnects and keep-alive.
 
     codec_of: the tokenizer of a card, cached by the caller.  overview: the cluster as the Master
-    sees it (members: io/dashboard).  placement: what is known of where a request went, or None.
+    sees it (members: io/dashboard).  placement: the candidates a request had, or None.
     secret: seeds the block hashes.  api_key, tenants (key -> tenant name), admin_key: io/http_auth.
     """
     keys = Keys(api_key, admin_key, tenants or {})
@@ -61,14 +62,17 @@ def make_app(
         default_timeout_s=default_timeout_s,
         max_timeout_s=max_timeout_s,
     )
-    generate = Generate(frontend, served, keys, metrics, limits=limits, times=times or SseTimes())
+    gate = Gate()
+    generate = Generate(
+        frontend, served, keys, gate, metrics, limits=limits, times=times or SseTimes()
+    )
     models = Models(served)
     dashboard = Dashboard(overview, metrics)
     metrics.watch(overview)
 
     async def health(request: web.Request) -> web.Response:
-        """Ready: some worker can take a request."""
-        if not any(worker["state"] == "ready" for worker in overview()["workers"]):
+        """Ready: some worker can take a request, and it would be admitted."""
+        if gate.closed or not any(worker["state"] == "ready" for worker in overview()["workers"]):
             raise no_worker()
         return web.json_response({"status": "ready"})
 
@@ -84,7 +88,9 @@ def make_app(
         found = placement(request.match_info["id"])
         if found is None:
             raise ApiError(404, "Nothing is known of this request", code="request_not_found")
-        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        chosen = next((c for c in found.get("candidates", ()) if c["chosen"]), None)
+        body = msgspec.json.encode({"chosen": chosen, **found})
+        return web.Response(body=body, content_type="application/json")
 
     def with_key(route: Route) -> Route:
         @functools.wraps(route)
@@ -103,7 +109,9 @@ def make_app(
         return checked
 
     app = web.Application(client_max_size=max_body_bytes, middlewares=[account(metrics)])
+    app[GATE] = gate
     app.on_response_prepare.append(echo_request_id)
+    app.on_shutdown.append(cut_open_requests)
     app.add_routes(
         [
             web.get("/health", health),
@@ -127,6 +135,11 @@ def make_app(
             ]
         )
     return app
+
+
+async def cut_open_requests(app: web.Application) -> None:
+    """on_shutdown: what did not end while the server drained ends with an error."""
+    app[GATE].cut()
 
 
 def make_runner(app: web.Application) -> web.AppRunner:

@@ -20,6 +20,7 @@ from rtp.io.errors_http import ApiError, of_bug, of_failed
 from rtp.io.http_account import END, FACTS, End
 from rtp.io.http_auth import Keys
 from rtp.io.http_body import Served, header_seconds, header_text, read_json
+from rtp.io.http_gate import Gate
 from rtp.io.metrics import Metrics
 from rtp.io.openai_prompts import Prompt, chat_prompt, completion_prompts
 from rtp.io.openai_reply import ChatReply, CompletionReply, Outcome, Reply, Usage, usage
@@ -57,6 +58,7 @@ class Generate:
         frontend: Frontend,
         served: Served,
         keys: Keys,
+        gate: Gate,
         metrics: Metrics,
         *,
         limits: Limits,
@@ -65,6 +67,7 @@ class Generate:
         self._frontend = frontend
         self._served = served
         self._keys = keys
+        self._gate = gate
         self._metrics = metrics
         self._limits = limits
         self._times = times
@@ -118,15 +121,18 @@ class Generate:
             "model": wanted[0].model,
             "prompt_tokens": sum(num_tokens),
         }
-        handles = [self._frontend.begin(begin) for begin in wanted]
-        try:
-            if body.stream:
-                return await self._stream(request, body, reply, handles, meter)
-            return await self._whole(reply, handles, meter)
-        finally:
-            for handle in handles:
-                handle.cancel()
-            request[FACTS].update(meter.facts())
+        with self._gate.admit():
+            handles = [self._frontend.begin(begin) for begin in wanted]
+            try:
+                if body.stream:
+                    return await self._stream(request, body, reply, handles, meter)
+                return await self._whole(reply, handles, meter)
+            except asyncio.CancelledError as error:
+                raise self._gate.reason(error) from None
+            finally:
+                for handle in handles:
+                    handle.cancel()
+                request[FACTS].update(meter.facts())
 
     async def _whole(
         self, reply: Reply, handles: Sequence[Handle], meter: RequestMeter
@@ -164,11 +170,12 @@ class Generate:
             await self._send_all(stream, body, reply, handles, meter)
         except ConnectionError:
             request[END] = End("disconnected")
-        except Exception as error:
-            if not stream.is_open:
-                raise
+        except (Exception, asyncio.CancelledError) as error:
+            reason = self._gate.reason(error)
+            if not stream.is_open or isinstance(reason, asyncio.CancelledError):
+                raise reason from None
             # The status is out: the error can only be an event, which the middleware cannot send.
-            fault = error if isinstance(error, ApiError) else of_bug(log)
+            fault = reason if isinstance(reason, ApiError) else of_bug(log)
             request[END] = End("failed", fault)
             await stream.fail(fault.body())
         finally:

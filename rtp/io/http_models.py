@@ -35,7 +35,8 @@ class Models:
         if body.prompt is None:
             ids = unpack_ids((await chat_prompt(body, card, codec)).ids)
         else:
-            ids = await codec.encode(body.prompt, body.add_special_tokens is not False)
+            wish = body.add_special_tokens is not False
+            ids = unpack_ids(await codec.encode_packed(body.prompt, wish))
         return _json({"tokens": ids, "count": len(ids), "max_model_len": card.max_model_len})
 
     async def detokenize(self, request: web.Request) -> web.Response:

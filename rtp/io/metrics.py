@@ -8,7 +8,7 @@ read from the overview when scraped, so a worker that is gone leaves no series b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -126,9 +126,6 @@ class Metrics:
         self._refusals = self._counter(
             "rtp_refusals", "Requests that ended in an error object", "code"
         )
-        self._gates = self._counter(
-            "rtp_gate_refusals", "Requests refused by an admission gate", "gate"
-        )
         self._events = self._counter("rtp_events", "What the scheduling cores noted", "event")
         self.bodies_too_large = self._counter(
             "rtp_bodies_too_large", "Requests over the body limit (413)"
@@ -154,16 +151,14 @@ class Metrics:
         """An error object was sent; unknown codes share one series."""
         self._refusals.labels(code if code in CODES else "other").inc()
 
-    def note(self, event: str, fields: dict[str, object]) -> None:
-        """Counts a core's Note, and its gate where it names one."""
+    def note(self, event: str, fields: Mapping[str, object]) -> None:
+        """Counts a core's Note by its name; its fields are for the log, too free for labels."""
+        del fields
         if event not in self._seen_events:
             if len(self._seen_events) >= MAX_EVENTS:
                 event = "other"
             self._seen_events.add(event)
         self._events.labels(event).inc()
-        gate = fields.get("gate")
-        if isinstance(gate, str):
-            self._gates.labels(gate).inc()
 
     def watch(
         self, overview: Callable[[], Overview] | None = None, loop: LoopTimes | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,7 +21,6 @@ ALIASES = {
     "rtp_prefix_query_tokens": "vllm:prefix_cache_queries",
     "rtp_prefix_hit_tokens": "vllm:prefix_cache_hits",
     "rtp_request_success": "vllm:request_success",
-    "rtp_preemptions": "vllm:num_preemptions",
     "rtp_requests_running": "vllm:num_requests_running",
     "rtp_requests_waiting": "vllm:num_requests_waiting",
     "rtp_kv_usage_ratio": "vllm:kv_cache_usage_perc",
@@ -71,7 +70,33 @@ RANK_GAUGES = {
 }
 
 
+TABLES = {
+    ("queue", "requests"): ("rtp_queue_requests", "Requests waiting in the Master for a rank"),
+    ("queue", "tokens"): ("rtp_queue_tokens", "Prompt tokens of those requests"),
+    ("prefix_map", "blocks"): ("rtp_prefix_map_blocks", "Blocks the Master knows an owner of"),
+    ("bookings",): ("rtp_bookings", "Requests charged to a rank"),
+    ("affinity_chats",): ("rtp_affinity_chats", "Chats that have a preferred worker"),
+}
+"""Sizes of the Master's bounded tables, by their place in the overview."""
+
+
 def _cluster(overview: Overview) -> Iterator[Metric]:
+    yield from _ranks(overview.get("workers", ()))
+    for path, (name, text) in TABLES.items():
+        found: Any = overview
+        for key in path:
+            found = found.get(key, {})
+        if not isinstance(found, dict):
+            yield GaugeMetricFamily(name, text, value=found)
+    gates = CounterMetricFamily(
+        "rtp_gate_refusals", "Requests refused by an admission gate", labels=("gate",)
+    )
+    for gate, count in overview.get("refused", {}).items():
+        gates.add_metric((gate,), count)
+    yield gates
+
+
+def _ranks(workers: Iterable[Overview]) -> Iterator[Metric]:
     names = ("worker", "rank", "model_name")
     gauges = {
         column: GaugeMetricFamily(name, text, labels=names)
@@ -79,27 +104,18 @@ def _cluster(overview: Overview) -> Iterator[Metric]:
     }
     usage = GaugeMetricFamily("rtp_kv_usage_ratio", "Share of KV in use, 0 to 1", labels=names)
     states = GaugeMetricFamily("rtp_workers", "Workers, by state", labels=("state",))
-    preempted = CounterMetricFamily("rtp_preemptions", "Requests preempted", labels=names)
     counts: dict[str, int] = {}
-    for worker in overview.get("workers", ()):
+    for worker in workers:
         counts[worker["state"]] = counts.get(worker["state"], 0) + 1
-        for rank in worker.get("ranks", ()):
+        for rank in worker["ranks"]:
             labels = (worker["worker_id"], str(rank["rank"]), worker["model"])
             for column, gauge in gauges.items():
-                gauge.add_metric(labels, rank.get(column, 0))
-            total = rank.get("kv_total", 0)
-            usage.add_metric(labels, 1 - rank.get("kv_free", 0) / total if total else 0.0)
-            if "preemptions" in rank:
-                preempted.add_metric(labels, rank["preemptions"])
+                gauge.add_metric(labels, rank[column])
+            used = rank["kv_total"] - rank["kv_free"]
+            usage.add_metric(labels, used / rank["kv_total"] if rank["kv_total"] else 0.0)
     for state, count in sorted(counts.items()):
         states.add_metric((state,), count)
-    yield from gauges.values()
-    yield usage
-    yield states
-    yield preempted
-    waiting = GaugeMetricFamily("rtp_window_waiting", "Requests waiting in the Master for a rank")
-    waiting.add_metric((), overview.get("queue", {}).get("requests", 0))
-    yield waiting
+    yield from (*gauges.values(), usage, states)
 
 
 def _loop(times: LoopTimes) -> Iterator[Metric]:

@@ -23,7 +23,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 class TextCodec(Protocol):
     """What the HTTP side needs of a tokenizer (io/tokenizer)."""
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    async def encode_packed(self, text: str, add_special_tokens: bool = True) -> Ids: ...
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -73,7 +73,7 @@ async def completion_prompts(
     prompts = []
     for one in given:
         if isinstance(one, str):
-            ids = pack_checked(await codec.encode(one, body.add_special_tokens), card, "prompt")
+            ids = await codec.encode_packed(one, body.add_special_tokens)
         else:
             ids = pack_checked(one, card, "prompt")
         if not ids:
@@ -86,7 +86,7 @@ async def completion_prompts(
 async def chat_prompt(body: ChatBody | TokenizeBody, card: ModelCard, codec: TextCodec) -> Prompt:
     """The prompt of a chat, by the model's template. Raises ApiError; a template may refuse."""
     text = render(body, card, codec)
-    ids = pack_checked(await codec.encode(text, bool(body.add_special_tokens)), card, "messages")
+    ids = await codec.encode_packed(text, bool(body.add_special_tokens))
     if not ids:
         raise invalid("messages", "The chat template made an empty prompt of these messages")
     if isinstance(body, ChatBody):

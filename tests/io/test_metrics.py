@@ -24,7 +24,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 def rank(**columns: int) -> dict[str, int]:
-    return {"rank": 0, "running": 2, "waiting": 1, "kv_free": 25, "kv_total": 100} | columns
+    known = {"rank": 0, "running": 2, "waiting": 1, "kv_free": 25, "kv_total": 100}
+    return known | {"prefill_tokens": 7} | columns
 
 
 def worker(worker_id: str, *ranks: dict[str, int], state: str = "ready") -> dict[str, object]:
@@ -74,28 +75,28 @@ async def test_b01_b04_no_client_text_becomes_a_label():
 def test_b03_gauges_of_a_gone_worker_go_with_it():
     metrics = Metrics()
     workers = [worker("a", rank()), worker("b", rank(), rank(rank=1)), worker("c", state="lost")]
-    metrics.watch(lambda: {"workers": workers, "queue": {"requests": 7}})
+    gates = {"queue_requests": 3, "ttft": 0}
+    metrics.watch(lambda: {"workers": workers, "queue": {"requests": 7}, "refused": gates})
     labels = {"worker": "b", "rank": "1", "model_name": "toy"}
     assert value(metrics, "rtp_requests_running", **labels) == 2
     assert value(metrics, "vllm:num_requests_waiting", **labels) == 1
     assert value(metrics, "vllm:kv_cache_usage_perc", **labels) == 0.75
     assert value(metrics, "rtp_workers", state="ready") == 2
-    assert value(metrics, "rtp_window_waiting") == 7
+    assert value(metrics, "rtp_queue_requests") == 7
+    assert value(metrics, "rtp_gate_refusals_total", gate="queue_requests") == 3
     del workers[1]
     assert not any(("worker", "b") in labels for _, labels in samples(metrics))
     assert value(metrics, "rtp_workers", state="ready") == 1
 
 
-def test_notes_are_counted_by_name_and_gate_within_bounds():
+def test_notes_are_counted_by_name_within_bounds():
     metrics = Metrics()
-    metrics.note("request.refused", {"gate": "queue_requests", "tenant": "t1"})
-    metrics.note("request.refused", {"gate": "queue_requests"})
-    assert value(metrics, "rtp_gate_refusals_total", gate="queue_requests") == 2
-    assert value(metrics, "rtp_events_total", event="request.refused") == 2
     for i in range(2 * MAX_EVENTS):
+        metrics.note("worker.joined", {"worker_id": f"w{i}"})
         metrics.note(f"made.up{i}", {})
-    events = [labels for name, labels in samples(metrics) if name == "rtp_events_total"]
+    events = {labels for name, labels in samples(metrics) if name == "rtp_events_total"}
     assert len(events) == MAX_EVENTS + 1
+    assert value(metrics, "rtp_events_total", event="worker.joined") == 2 * MAX_EVENTS
 
 
 def test_a_refusal_with_an_unknown_code_shares_a_series():

@@ -18,8 +18,9 @@ from rtp.core.commands import Chunk, Deliver, Ended, Failed
 from rtp.core.errors import TemplateError
 from rtp.core.events import Begin
 from rtp.core.steps import TokenLogprobs
-from rtp.core.types import unpack_ids
+from rtp.core.types import pack_ids, unpack_ids
 from rtp.io.http_frontend import make_app, make_runner
+from rtp.io.http_gate import GATE, Gate
 from rtp.io.metrics import Metrics
 
 BOS, EOS = 256, 257
@@ -53,9 +54,9 @@ class ByteCodec:
     def __init__(self, card: ModelCard) -> None:
         self.card = card
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    async def encode_packed(self, text: str, add_special_tokens: bool = True) -> bytes:
         await asyncio.sleep(0)
-        return [BOS] * (add_special_tokens and self.card.add_bos) + list(text.encode())
+        return pack_ids([BOS] * (add_special_tokens and self.card.add_bos) + list(text.encode()))
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         kept = [i for i in ids if not (skip_special_tokens and self.is_special(i))]
@@ -201,8 +202,16 @@ def fails(status: int, code: str, message: str, after: str = "") -> Script:
 class Api:
     """A running application over a scripted frontend, and a session to it."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, frontend: Any, metrics: Metrics):
-        self.url, self.session, self.frontend, self.metrics = url, session, frontend, metrics
+    def __init__(
+        self,
+        url: str,
+        session: aiohttp.ClientSession,
+        frontend: Any,
+        metrics: Metrics,
+        gate: Gate,
+    ):
+        self.url, self.session, self.frontend = url, session, frontend
+        self.metrics, self.gate = metrics, gate
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         async with self.session.post(self.url + path, json=body, headers=headers) as reply:
@@ -255,11 +264,12 @@ async def an_api(
         "metrics": metrics,
         "secret": b"secret",
     }
-    runner = make_runner(make_app(frontend, **(settings | options)))
+    app = make_app(frontend, **(settings | options))
+    runner = make_runner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
     async with aiohttp.ClientSession() as session:
-        yield Api(f"http://{host}:{port}", session, frontend, metrics)
+        yield Api(f"http://{host}:{port}", session, frontend, metrics, app[GATE])
     await runner.cleanup()
