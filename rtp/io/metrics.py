@@ -8,7 +8,7 @@ read from the overview when scraped, so a worker that is gone leaves no series b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -151,9 +151,8 @@ class Metrics:
         """An error object was sent; unknown codes share one series."""
         self._refusals.labels(code if code in CODES else "other").inc()
 
-    def note(self, event: str, fields: Mapping[str, object]) -> None:
+    def note(self, event: str) -> None:
         """Counts a core's Note by its name; its fields are for the log, too free for labels."""
-        del fields
         if event not in self._seen_events:
             if len(self._seen_events) >= MAX_EVENTS:
                 event = "other"
