@@ -28,6 +28,7 @@ from rtp.core.messages import (
     Snapshot,
     Status,
 )
+from rtp.core.policy import Routing
 from rtp.core.types import FrontendId, Hashes, RequestId, Role, Tier, WorkerId, pack_ids
 
 BLOCK = 16
@@ -57,6 +58,8 @@ class Worker:
     def see(self, grant: Grant) -> None:
         """A Submit with this number arrived."""
         rank, number = grant.rank, grant.number
+        if number <= self.upto[rank]:
+            return
         self.mask[rank] |= 1 << number - self.upto[rank] - 1
         while self.mask[rank] & 1:
             self.mask[rank] >>= 1
@@ -81,8 +84,15 @@ class Worker:
 class Fleet:
     """Master, workers and one frontend at one instant `now`; every command is kept in `out`."""
 
-    def __init__(self, routing: str = "predicted_ttft", term: int = 1, **settings: object) -> None:
-        policy = plugins.build("routing", routing)
+    def __init__(
+        self,
+        routing: str | Routing = "predicted_ttft",
+        term: int = 1,
+        check: bool = True,
+        **settings: object,
+    ) -> None:
+        policy = plugins.build("routing", routing) if isinstance(routing, str) else routing
+        self._check = check
         self.master = Master(term, policy, **{"max_ranks": 64} | settings)
         self.term = term
         self.now = 100.0
@@ -98,7 +108,8 @@ class Fleet:
         if tick:
             out += self.master.handle(Tick(), self.now)
         self.out += out
-        self.master.check()
+        if self._check:
+            self.master.check()
         return out
 
     def tick(self) -> list[Command]:
@@ -110,7 +121,7 @@ class Fleet:
         next_beat = self.now
         while True:
             deadline = self.master.next_deadline()
-            at = max(self.now, deadline) if deadline is not None else end
+            at = max(self.now, deadline) if deadline is not None else end + 1
             if beat and next_beat <= min(at, end):
                 self.now = max(self.now, next_beat)
                 next_beat += 0.2

@@ -79,9 +79,16 @@ class Fleet:
     def learned(self, member: Member) -> None:
         """Its hardware class saw a sample: every rank of the class predicts anew."""
         coefficients = member.hardware.coefficients[:, None]
-        for other in self.pools[member.register.model].members.values():
+        pool = self.pools.get(member.register.model)
+        for other in pool.members.values() if pool else ():
             if other.hardware is member.hardware:
                 self._ranks.coefficients[:, other.rows] = coefficients
+
+    def changed(self, member: Member) -> None:
+        """Its load is not as it was: what waits may be placed now."""
+        pool = self.pools.get(member.register.model)
+        if pool is not None:
+            pool.dirty = True
 
     # ------------------------------------------------------------ registrations
 
@@ -167,7 +174,6 @@ class Fleet:
         member.state = MemberState.LINKED
         member.heard_at = now
         member.num_dials = 0
-        member.acked_seq = -1
         self._refresh(member)
         self.members.arm(member)
         fences, member.owed_fences = member.owed_fences, []
@@ -217,19 +223,19 @@ class Fleet:
     def status(self, member: Member, status: Status, now: float) -> list[Command]:
         """A Status that is newer than the last: load, seen grants, draining."""
         table = status.columns()
-        if table.shape[0] != len(member.rows):
-            self.num_stale += 1
-            return []
         out: list[Command] = []
         first = member.state is MemberState.LINKED
         if first:
             member.state = MemberState.LIVE
             self.members.arm(member)
             out.append(Note("worker.joined", _facts(member)))
+        if member.acked_seq < 0:
+            # Later gaps may be grants of our own that are on their way.
             for rank, number in self._ranks.resume_numbers(member.rows, table):
                 out.append(self._gap_fence(member, rank, number))
         member.acked_seq = status.seq
         self._ranks.report(member.rows, table, now)
+        self.changed(member)
         if first or member.draining != status.draining:
             if status.draining and not member.draining:
                 out.append(Note("worker.drained", _facts(member)))
@@ -276,7 +282,7 @@ class Fleet:
                     out.append(Note("worker.suspected", facts))
                 case MemberState.LINKED | MemberState.SUSPECT:
                     out += self.remove(member, MemberState.LOST, "silent", now)
-                case MemberState.RECONNECTING if silent_s >= LOST_S:
+                case MemberState.RECONNECTING if now >= member.heard_at + LOST_S:
                     out += self.remove(member, MemberState.LOST, "link closed", now)
                 case _:
                     out += self._dial(member)

@@ -27,6 +27,7 @@ from rtp.core.master.rounds import Rounds
 from rtp.core.master.totals import Totals
 from rtp.core.master.views import Views
 from rtp.core.messages import (
+    STATUS_COLUMNS,
     Ask,
     Cancel,
     Delta,
@@ -41,6 +42,7 @@ from rtp.core.types import RequestId
 LEASE_S = 0.25
 LEASE_MARGIN_S = 0.5
 """A worker in a long step tells of a Submit with its next beat, 250 ms at most."""
+ITEM_BYTES = 8
 SWEEP_KEYS = 2000
 SWEEP_PAUSE_S = 0.002
 
@@ -123,7 +125,7 @@ class Master:
         if handler is None:
             return []
         out = handler(event, now)
-        if self._due_now is None and any(pool.dirty for pool in self.fleet.pools.values()):
+        if self._due_now is None and any(pool.wants_round for pool in self.fleet.pools.values()):
             self._due_now = now
         return out
 
@@ -205,7 +207,8 @@ class Master:
         member = self._current(status)
         if member is None:
             return []
-        if status.term != self.term or status.seq <= member.acked_seq:
+        sound = len(status.table) == len(member.rows) * len(STATUS_COLUMNS) * ITEM_BYTES
+        if not sound or status.term != self.term or status.seq <= member.acked_seq:
             self.fleet.num_stale += 1
             return []
         out = self.fleet.heard(member, now)
@@ -219,6 +222,7 @@ class Master:
         if member is None:
             return []
         self._progress.news(member, message.first_tokens, message.finished, now)
+        self.fleet.changed(member)
         return self.fleet.heard(member, now)
 
     def _delta(self, delta: Delta, now: float) -> list[Command]:

@@ -50,6 +50,7 @@ class Pool:
         """Those present, with a role that prefills and decodes."""
         self.rows: IntArray = NO_ROWS
         """Rows that may get new grants, ascending."""
+        self._all_rows: IntArray = NO_ROWS
         self.block_size = 0
         self.max_model_len = 0
         self.kv_total = 0.0
@@ -62,6 +63,10 @@ class Pool:
         """Something changed since the last round."""
         self.next_round = inf
         """When time alone makes a round worth while."""
+
+    @property
+    def wants_round(self) -> bool:
+        return self.dirty and self.window.num_waiting > 0
 
     @property
     def alive(self) -> bool:
@@ -77,6 +82,7 @@ class Pool:
             self.block_size = members[0].register.block_size
             self.max_model_len = max(m.register.max_model_len for m in members)
             self.kv_total = float(max(max(m.register.kv_total) for m in members))
+            self._all_rows = np.concatenate([m.rows for m in members])
             self.learn(ranks)
         if self.reserved and self.reserved[0] not in self.rows:
             self.reserved = None
@@ -88,9 +94,8 @@ class Pool:
         self.dirty = True
 
     def learn(self, ranks: Ranks) -> None:
-        """Coefficients of its ranks changed."""
-        rows = np.concatenate([m.rows for m in self.members.values()])
-        self.coefficients = ranks.coefficients[:, rows].mean(axis=1)
+        """Takes in what the predictor learned of its ranks."""
+        self.coefficients = ranks.coefficients[:, self._all_rows].mean(axis=1)
 
     def let_go(self, waiting: Waiting, ranks: Ranks) -> None:
         """A held request competes again."""

@@ -48,8 +48,6 @@ class Progress:
         rows' context grew: an idle beat tells of the same step again.
         """
         after, before = status.columns(), self._ranks.reported[:, member.rows].T
-        if len(after) != len(before):
-            return
         pure = (
             (after[:, PREFILL] == 0)
             & (before[:, PREFILL] == 0)

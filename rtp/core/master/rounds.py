@@ -57,6 +57,7 @@ class Rounds:
         out: list[Command] = []
         if not window.num_waiting or not len(pool.rows):
             return out
+        pool.learn(self._ranks)
         for held in window.held_too_long(now):
             pool.let_go(held, self._ranks)
         self._return_held(pool, now)

@@ -1,7 +1,7 @@
 """Where a request goes: `score(query, candidates, predict) -> [R]`, highest wins.
 
-Candidates are the ranks that could take the request now. Ties go to the chat's last rank, then to the
-least loaded, then to the lowest id. A policy with a true attribute `holds` lets a request wait for a
-busy rank that has its prefix, where that is predicted to be sooner (design section 4.5). NaN, a wrong
-shape or an exception falls back to the least predicted wait, is counted and shown.
+Candidates are the ranks that could take the request now. Ties go to the chat's last rank, then to
+the least loaded, then to the lowest id. A policy with a true attribute `holds` lets a request wait
+for a busy rank that has its prefix, where that is predicted to be sooner (design section 4.5). NaN,
+a wrong shape or an exception falls back to the least predicted wait, is counted and shown.
 """
