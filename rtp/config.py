@@ -139,7 +139,7 @@ class Model(Settings):
         128, "Prompt tokens a step may add to rows that decode; less is smoother.", "batching"
     )
     max_rows: Positive = option(64, "Rows of one step.", "batching")
-    steps_in_flight: Literal[1, 2] = option(
+    steps_in_flight: Annotated[int, Field(ge=1, le=2)] = option(
         1, "Steps handed to the backend before the first is done.", "batching"
     )
     params: dict[str, Any] = option({}, "Further parameters of the backend (--set).", "model")

@@ -155,6 +155,8 @@ class WorkerServer:
 
     def _progress(self, line: str) -> None:
         self._on_note(Note("model.loading", {"step": line}))
+        if self._config.parent:
+            print(line, flush=True)  # for the supervisor, which shows it
 
     def _fail(self, reason: str) -> None:
         self.failed = reason

@@ -30,18 +30,18 @@ def measure(runner: Runner, max_batch_tokens: int, progress: Callable[[str], Non
     longest = min(max_batch_tokens, bench.longest)
     sizes = sorted({max(1, longest // d) for d in (32, 8, 2, 1)})
     bench.prefill(sizes[0], 0)  # warm-up: first touch of buffers is not what steps cost
+    progress("measuring prefill")
     prefills = []
     for new in sizes:
-        progress(f"profiling prefill of {new} tokens")
         prefills += [(new, 0, bench.prefill(new, 0)) for _ in range(2)]
         if bench.spent_s > BUDGET_S:
             break
     half = sizes[0] if bench.spent_s > BUDGET_S else max(1, longest // 2)
     prefills.append((half, half, bench.prefill(half, half)))
+    progress("measuring decode")
     decodes = []
     for batch, context in ((1, 16), (1, longest - 1), (4, 16), (8, longest // 8), (8, 16)):
         if bench.fits(batch, context):
-            progress(f"profiling decode of {batch} x {context} tokens")
             decodes += [(batch, batch * context, bench.decode(batch, context)) for _ in range(2)]
         if bench.spent_s > 2 * BUDGET_S:
             break
