@@ -25,6 +25,7 @@ from rtp.core.errors import ProtocolError
 from rtp.core.ports import Capacity
 from rtp.core.steps import FromStep, RowResult, StepPlan, StepResult, TokenLogprobs
 from rtp.core.worker.blocks import BlockManager
+from rtp.core.worker.running import Running
 from rtp.core.worker.sequence import Sequence
 from rtp.core.worker.stats import Stats
 
@@ -104,9 +105,8 @@ class Batcher:
         self._handles = 0
         self._steps = 0
         self._waiting: SortedDict[int, Sequence] = SortedDict()  # by arrival
-        self._running: SortedDict[int, Sequence] = SortedDict()  # by arrival
+        self._running = Running(self.blocks)
         self._parked: dict[int, Sequence] = {}  # by arrival
-        self._computing: dict[bytes, Sequence] = {}
         self._in_flight: deque[tuple[int, list[_Scheduled]]] = deque()
         self._ended_handles: list[int] = []
         self._dropped: list[tuple[Sequence, str]] = []
@@ -116,7 +116,7 @@ class Batcher:
     def add(self, seq: Sequence) -> bool:
         """Takes a sequence in. False, and nothing changed, where the pool can never hold it."""
         more = seq.num_output + 1 < seq.limit
-        if self._pages_for(len(seq.ids) + more) > self.blocks.num_blocks:
+        if self._running.pages_for(len(seq.ids) + more) > self.blocks.num_blocks:
             return False
         seq.arrival = self._arrivals
         self._arrivals += 1
@@ -129,7 +129,7 @@ class Batcher:
         if seq.ended:
             return
         seq.ended = True
-        if seq.arrival in self._running:
+        if seq in self._running:
             self._stop(seq)
         else:
             self._waiting.pop(seq.arrival, None)
@@ -139,7 +139,7 @@ class Batcher:
         """Sets a sequence aside until unpark(); its blocks stay cached, but are not held for it."""
         if seq.ended or seq.arrival in self._parked:
             return
-        if seq.arrival in self._running:
+        if seq in self._running:
             self._stop(seq)
             seq.restart()
         self._waiting.pop(seq.arrival, None)
@@ -151,7 +151,7 @@ class Batcher:
 
     def fail(self) -> None:
         """The Runner is gone: nothing in its pages or in flight exists any more."""
-        for seq in [*self._running.values(), *self._waiting.values(), *self._parked.values()]:
+        for seq in [*self._running, *self._waiting.values(), *self._parked.values()]:
             self.end(seq)
         self._in_flight.clear()
         self._ended_handles.clear()
@@ -213,7 +213,7 @@ class Batcher:
 
     def load(self) -> Load:
         """Cost O(running + waiting)."""
-        running, waiting = self._running.values(), self._waiting.values()
+        running, waiting = list(self._running), self._waiting.values()
         decodes = [seq for seq in running if not seq.in_prefill]
         todo = sum(seq.target - seq.scheduled for seq in running if seq.in_prefill)
         return Load(
@@ -227,32 +227,22 @@ class Batcher:
 
     def check(self) -> None:
         """Raises AssertionError unless pages, counters and owners of blocks agree."""
-        self.blocks.check()
-        users = [0] * self.blocks.num_blocks
-        for seq in self._running.values():
-            assert not seq.ended
-            assert seq.handle >= 0
-            assert seq.computed <= seq.scheduled <= seq.length
-            assert self._pages_for(seq.scheduled) <= len(seq.pages)
-            for page in seq.pages:
-                users[page] += 1
-        assert users == self.blocks.users(), "user counts differ from the page tables"
+        self._running.check()
         for seq in [*self._waiting.values(), *self._parked.values()]:
             assert not seq.ended
             assert len(seq.pages) == len(seq.pending) == 0
-        assert all(seq.arrival in self._running for seq in self._computing.values())
 
     # ------------------------------------------------------------ choosing
 
     def _choose_decodes(self, chosen: dict[Sequence, int]) -> None:
-        for seq in list(self._running.values()):
-            if seq.arrival not in self._running or seq.in_prefill or not seq.to_compute:
+        for seq in self._running:
+            if seq not in self._running or seq.in_prefill or not seq.to_compute:
                 continue  # an older one may just have preempted it
             if self._make_room(seq, chosen):
                 chosen[seq] = 1
 
     def _choose_prefills(self, chosen: dict[Sequence, int], budget: int) -> int:
-        for seq in self._running.values():
+        for seq in self._running:
             if seq.in_prefill and budget > 0:
                 chosen[seq] = min(seq.to_compute, budget)
                 budget -= chosen[seq]
@@ -268,14 +258,18 @@ class Batcher:
         for seq in list(self._waiting.values()):
             if budget <= 0 or len(self._running) >= self._max_rows:
                 break
-            if self._in_the_making(seq):
+            if any(other.bypassed >= MAX_BYPASS for other in without_room):
+                break
+            if self._running.in_the_making(seq.waits_for):
                 continue
-            held = self.blocks.match(seq.keys[: seq.reusable(self._block_size)])
-            if self._in_the_making(seq, len(held)):
-                continue
-            if not self._has_room(seq, held):
+            reusable = seq.keys[: seq.reusable(self._block_size)]
+            held = self.blocks.match(reusable)
+            seq.waits_for = reusable[len(held)] if len(held) < len(reusable) else None
+            if self._running.in_the_making(seq.waits_for):
+                continue  # to wait for the block is cheaper than to compute it twice
+            if not self._running.has_room_for(seq, held):
                 without_room.append(seq)
-                if seq.bypassed >= MAX_BYPASS or len(without_room) >= LOOKAHEAD:
+                if len(without_room) >= LOOKAHEAD:
                     break
                 continue
             for other in without_room:
@@ -286,81 +280,30 @@ class Batcher:
             budget -= chosen[seq]
         return started
 
-    def _in_the_making(self, seq: Sequence, matched: int | None = None) -> bool:
-        """Whether the next block it needs (known from last time, or after `matched` ones) is being
-        computed by a running sequence: waiting for it is cheaper than computing it twice."""
-        if matched is not None:
-            reusable = seq.reusable(self._block_size)
-            seq.waits_for = seq.keys[matched] if matched < reusable else None
-        return seq.waits_for is not None and seq.waits_for in self._computing
-
-    def _has_room(self, seq: Sequence, held: list[int]) -> bool:
-        """Pages for all its known tokens and, beside others, some growth of everyone: the more the
-        more often it was preempted, so that it does not come back only to be preempted again."""
-        need = self._pages_for(len(seq.ids)) - len(held)
-        room = self.blocks.num_available_beside(held)
-        if self._running:
-            ahead = self._block_size * 8**seq.preemptions
-            need += sum(self._growth(other, ahead) for other in self._running.values())
-            need += self._growth(seq, ahead)
-        return need <= room
-
-    def _growth(self, seq: Sequence, ahead: int) -> int:
-        """Pages that its next `ahead` tokens need beyond those of its tokens now."""
-        end = min(seq.length + ahead, seq.num_prompt + seq.limit)
-        have = max(len(seq.pages), self._pages_for(seq.length))
-        return max(0, self._pages_for(end) - have)
-
-    # ------------------------------------------------------------ pages
-
     def _start(self, seq: Sequence, held: list[int]) -> None:
-        """waiting -> running, with pages for all known tokens."""
+        first = seq.cached < 0
         del self._waiting[seq.arrival]
-        self._running[seq.arrival] = seq
-        self.blocks.acquire(held)
-        fresh = self.blocks.allocate(self._pages_for(len(seq.ids)) - len(held))
-        assert fresh is not None, "room was checked"
-        seq.pages.extend(held + fresh)
+        self._running.start(seq, held)
         seq.handle = self._handles
         self._handles += 1
-        seq.registered = len(held)
-        seq.scheduled = seq.computed = len(held) * self._block_size
-        seq.target = len(seq.ids)
-        seq.waits_for = None
-        if seq.cached < 0:
-            seq.cached = min(seq.scheduled, seq.num_prompt)
+        if first:
             self.stats.prefix_query_tokens += seq.num_prompt
             self.stats.prefix_hit_tokens += seq.cached
-        for key in seq.keys[seq.registered :]:
-            self._computing.setdefault(key, seq)
+
+    # ------------------------------------------------------------ preemption
 
     def _make_room(self, seq: Sequence, chosen: dict[Sequence, int]) -> bool:
         """A page for its next token, if need be another sequence's. False: it lost its own
         pages."""
-        while self._pages_for(seq.scheduled + 1) > len(seq.pages):
-            page = self.blocks.allocate(1)
-            if page is not None:
-                seq.pages.extend(page)
-            elif len(self._running) == 1:
+        while not self._running.grow(seq):
+            if len(self._running) == 1:
                 self._drop(seq, "outgrown")
                 return False
-            else:
-                victim = self._cheapest()
-                self._preempt(victim, chosen)
-                if victim is seq:
-                    return False
+            victim = self._running.cheapest()
+            self._preempt(victim, chosen)
+            if victim is seq:
+                return False
         return True
-
-    def _cheapest(self) -> Sequence:
-        """Whom to preempt: who has the fewest tokens to recompute, then who came last; never the
-        oldest. Pages shared with others are not lost, but neither are they won."""
-
-        def cost(seq: Sequence) -> tuple[bool, int, int]:
-            exclusive = self.blocks.num_exclusive(seq.pages)
-            return exclusive == 0, min(exclusive * self._block_size, seq.scheduled), -seq.arrival
-
-        candidates: list[Sequence] = list(self._running.values())[1:]
-        return min(candidates, key=cost)
 
     def _preempt(self, seq: Sequence, chosen: dict[Sequence, int]) -> None:
         self.stats.preemptions += 1
@@ -380,11 +323,7 @@ class Batcher:
 
     def _stop(self, seq: Sequence) -> None:
         """Takes a sequence off the running ones and its pages from it."""
-        del self._running[seq.arrival]
-        self.blocks.release(seq.pages)
-        for key in seq.keys[seq.registered :]:
-            if self._computing.get(key) is seq:
-                del self._computing[key]
+        self._running.stop(seq)
         self._ended_handles.append(seq.handle)
 
     # ------------------------------------------------------------ issuing and completing
@@ -422,7 +361,7 @@ class Batcher:
             seq.pending.popleft()
             seq.ids.append(answer.token)
             self.stats.generated_tokens += 1
-        self._register(seq)
+        self._running.register(seq)
         if seq.wants_prompt_logprobs:
             seq.prompt_logprobs += answer.prompt_logprobs
         if not row.samples and (seq.limit > 0 or seq.computed < len(seq.ids)):
@@ -447,23 +386,9 @@ class Batcher:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _register(self, seq: Sequence) -> None:
-        """Makes its computed whole blocks findable; equal ones that are already there replace its
-        own."""
-        seq.extend_keys(self._block_size)
-        for index in range(seq.registered, seq.computed // self._block_size):
-            key = seq.keys[index]
-            seq.pages[index] = self.blocks.register(seq.pages[index], key)
-            if self._computing.get(key) is seq:
-                del self._computing[key]
-            seq.registered = index + 1
-
     def _uncached(self, seq: Sequence) -> int:
         """Tokens a waiting sequence will have to compute, as far as is known."""
         reusable = seq.reusable(self._block_size)
         if seq.waits_for is None:
             reusable = 0
         return len(seq.ids) - reusable * self._block_size
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._block_size)

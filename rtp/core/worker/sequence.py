@@ -13,6 +13,8 @@ from array import array
 from collections import deque
 
 from rtp.core.hashing import block_hashes
+from rtp.core.messages import Submit
+from rtp.core.ports import Capacity
 from rtp.core.steps import FromStep, Known, Row, SequenceStart, TokenLogprobs
 from rtp.core.types import HASH_BYTES, Hashes, Ids, RequestId, SamplingParams, split_hashes
 
@@ -29,7 +31,7 @@ class Sequence:
 
     __slots__ = (
         "arrival", "attempt", "bypassed", "cached", "choice", "computed", "ended", "handle", "ids",
-        "keys", "last_step", "limit", "namespace", "num_prompt", "pages", "pending", "preemptions",
+        "keys", "limit", "namespace", "num_prompt", "pages", "pending", "preemptions",
         "prompt_logprobs", "registered", "request_id", "sampling", "scheduled", "stop_ids",
         "target", "waits_for", "wants_prompt_logprobs",
     )  # fmt: skip
@@ -79,7 +81,6 @@ class Sequence:
         self.waits_for: bytes | None = None
         self.bypassed = 0
         self.preemptions = 0
-        self.last_step = -1
 
     @property
     def length(self) -> int:
@@ -152,6 +153,16 @@ class Sequence:
             else -1,
         )
 
+    def begin(self, pages: list[int], num_held: int, block_size: int) -> None:
+        """It has pages for all known tokens; the first `num_held` hold computed tokens."""
+        self.pages.extend(pages)
+        self.registered = num_held
+        self.scheduled = self.computed = num_held * block_size
+        self.target = len(self.ids)
+        self.waits_for = None
+        if self.cached < 0:
+            self.cached = min(self.scheduled, self.num_prompt)
+
     def restart(self) -> None:
         """Back to having nothing computed, keeping all known tokens: preempted or parked."""
         self.pages = int32s()
@@ -162,3 +173,22 @@ class Sequence:
         self.handle = -1
         if self.wants_prompt_logprobs:
             self.prompt_logprobs.clear()
+
+
+def sequences(submit: Submit, capacity: Capacity) -> list[Sequence]:
+    """One for each choice of a Submit that was checked."""
+    return [
+        Sequence(
+            request_id=submit.request_id,
+            attempt=submit.attempt,
+            choice=state.choice,
+            prompt=submit.prompt,
+            output=state.output,
+            hashes=submit.hashes,
+            namespace=submit.namespace,
+            sampling=submit.sampling,
+            eos_ids=capacity.eos_ids,
+            max_model_len=capacity.max_model_len,
+        )
+        for state in submit.choices
+    ]

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict
 
-from sortedcontainers import SortedList
-
 from rtp.core.commands import Command, Note, RunStep, Send
 from rtp.core.events import (
     Drain,
@@ -43,38 +41,15 @@ from rtp.core.messages import (
 )
 from rtp.core.ports import Capacity
 from rtp.core.types import FrontendId, RequestId
+from rtp.core.worker.attempts import Attempts
 from rtp.core.worker.batcher import Batcher, Gain
 from rtp.core.worker.checks import MAX_NUMBER, refusal
 from rtp.core.worker.graves import Graves
-from rtp.core.worker.reports import Reports, SeenGrants, status_table
-from rtp.core.worker.sequence import Sequence
+from rtp.core.worker.rank import Rank
+from rtp.core.worker.reports import Reports, status_table
+from rtp.core.worker.sequence import Sequence, sequences
 from rtp.core.worker.stats import Stats
 from rtp.core.worker.streams import Attempt, Stream
-
-FRONTEND_GONE_S = 10.0
-SLOW_READER_S = 30.0
-
-
-class _Rank:
-    """One KV pool: its batcher, what it can hold, which grants it has seen."""
-
-    __slots__ = ("batcher", "capacity", "failed", "seen")
-
-    def __init__(self, capacity: Capacity, batcher: Batcher) -> None:
-        self.capacity = capacity
-        self.batcher = batcher
-        self.seen = SeenGrants()
-        self.failed = False
-
-
-class _Frontend:
-    """A frontend whose requests are here."""
-
-    __slots__ = ("attempts", "down_at")
-
-    def __init__(self) -> None:
-        self.down_at: float | None = None
-        self.attempts: dict[RequestId, Attempt] = {}
 
 
 class Worker:
@@ -97,7 +72,7 @@ class Worker:
         self.stats = Stats()
         self._card = card
         self._ranks = [
-            _Rank(
+            Rank(
                 capacity,
                 Batcher(
                     capacity,
@@ -114,9 +89,7 @@ class Worker:
         self._max_unacked = max_unacked
         self._reports = Reports(card, [rank.batcher.blocks for rank in self._ranks], self.stats)
         self._graves = Graves()
-        self._attempts: dict[RequestId, Attempt] = {}
-        self._frontends: dict[FrontendId, _Frontend] = {}
-        self._timers: SortedList[tuple[float, RequestId]] = SortedList()
+        self._attempts = Attempts()
         self._drain_until: float | None = None
         self._undecided_since: float | None = None
         self._out: list[Command] = []
@@ -136,9 +109,9 @@ class Worker:
             case StepDone():
                 self._step_done(event, now)
             case FrontendUp(frontend_id):
-                self._frontend_up(frontend_id)
+                self._send_runs(frontend_id, _unacked(self._attempts.connected(frontend_id)))
             case FrontendDown(frontend_id):
-                self._frontend(frontend_id).down_at = now
+                self._attempts.disconnected(frontend_id, now)
             case MasterUp(term):
                 self._reports.up(term, now)
             case MasterDown():
@@ -153,15 +126,11 @@ class Worker:
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick if nothing else happens."""
-        times = [self._undecided_since, self._reports.next_deadline()]
-        if self._timers:
-            times.append(self._timers[0][0])
-        if self._attempts:
-            times.append(self._drain_until)
-        times += [
-            frontend.down_at + FRONTEND_GONE_S
-            for frontend in self._frontends.values()
-            if frontend.down_at is not None
+        times = [
+            self._undecided_since,
+            self._reports.next_deadline(),
+            self._attempts.next_deadline(),
+            self._drain_until if self._attempts else None,
         ]
         return min((time for time in times if time is not None), default=None)
 
@@ -175,40 +144,20 @@ class Worker:
     def idle(self) -> bool:
         """No attempt, no sequence, no step; every block is free or cached."""
         batchers = all(rank.batcher.idle() for rank in self._ranks)
-        return batchers and not self._attempts and not self._timers
+        return batchers and not self._attempts
 
     def check(self) -> None:
         """Raises AssertionError unless the tables agree with each other."""
         for rank in self._ranks:
             rank.batcher.check()
-        by_frontend = {
-            request_id: attempt
-            for frontend in self._frontends.values()
-            for request_id, attempt in frontend.attempts.items()
-        }
-        assert by_frontend == self._attempts
-        timers = sorted((a.timer, a.request_id) for a in self._attempts.values())
-        assert list(self._timers) == timers
-        for attempt in self._attempts.values():
+        self._attempts.check()
+        for attempt in self._attempts:
             assert attempt.streams
             assert attempt.told != attempt.generating
             assert self._graves.reason(attempt.request_id, attempt.attempt) is None
 
     def overview(self) -> dict[str, object]:
         """What GET /status shows; JSON-able."""
-        ranks = []
-        for rank in self._ranks:
-            load = rank.batcher.load()
-            ranks.append(
-                {
-                    **{name: getattr(load, name) for name in load.__slots__},
-                    "kv_total": rank.capacity.num_blocks * rank.capacity.block_size,
-                    "cached_blocks": rank.batcher.blocks.num_cached,
-                    "step_ms": rank.batcher.last_step_s * 1000,
-                    "steps_in_flight": rank.batcher.num_in_flight,
-                    "failed": rank.failed,
-                }
-            )
         return {
             "worker_id": self._card.worker_id,
             "epoch": self._card.epoch,
@@ -216,11 +165,11 @@ class Worker:
             "linked": self._reports.linked,
             "draining": self._drain_until is not None,
             "attempts": len(self._attempts),
-            "frontends": len(self._frontends),
+            "frontends": self._attempts.num_frontends,
             "tombstones": len(self._graves),
             "unacked_reports": self._reports.num_unacked,
             "cache_version": self._reports.cache.version,
-            "ranks": ranks,
+            "ranks": [rank.overview() for rank in self._ranks],
             "stats": asdict(self.stats),
         }
 
@@ -235,23 +184,20 @@ class Worker:
         self._out += self._reports.flush(now, self._table, self._drain_until is not None)
 
     def _expire(self, now: float) -> None:
-        while self._timers and self._timers[0][0] <= now:
-            attempt = self._attempts[self._timers[0][1]]
+        while (attempt := self._attempts.due(now)) is not None:
             if attempt.told:
                 self._forget(attempt, "unknown", now)  # its frontend never acknowledged the end
             else:
                 late = attempt.deadline <= now
                 self._give_up(attempt, "deadline" if late else "slow_reader", False, now)
-        for frontend_id, frontend in list(self._frontends.items()):
-            if frontend.down_at is not None and frontend.down_at + FRONTEND_GONE_S <= now:
-                for attempt in list(frontend.attempts.values()):
-                    self._cancel(attempt, now)
-                del self._frontends[frontend_id]
+        for attempt in self._attempts.orphans(now):
+            self._cancel(attempt, now)
+        self._attempts.forget_frontends(now)
         if self._drain_until is not None and self._drain_until <= now:
-            for attempt in list(self._attempts.values()):
+            for attempt in self._attempts:
                 self._give_up(attempt, "shutdown", True, now)
 
-    def _plan(self, index: int, rank: _Rank, now: float) -> None:
+    def _plan(self, index: int, rank: Rank, now: float) -> None:
         while (plan := rank.batcher.next_plan()) is not None:
             self._out.append(RunStep(index, plan))
         for sequence, reason in rank.batcher.take_dropped():
@@ -262,26 +208,7 @@ class Worker:
                 self._give_up(attempt, reason, True, now)
 
     def _table(self) -> bytes:
-        rows = []
-        for rank in self._ranks:
-            load = rank.batcher.load()
-            total = 0 if rank.failed else rank.capacity.num_blocks * rank.capacity.block_size
-            rows.append(
-                (
-                    load.running,
-                    load.waiting,
-                    load.prefill_tokens,
-                    load.decode_rows,
-                    load.context_tokens,
-                    min(load.kv_free, total),
-                    total,
-                    0,
-                    0,
-                    round(rank.batcher.last_step_s * 1e6),
-                    *rank.seen.columns(),
-                )
-            )
-        return status_table(rows)
+        return status_table([rank.status_row() for rank in self._ranks])
 
     # ------------------------------------------------------------ messages
 
@@ -307,7 +234,7 @@ class Worker:
     def _submit(self, frontend_id: FrontendId, submit: Submit, now: float) -> None:
         known = self._attempts.get(submit.request_id)
         if known is not None and known.attempt == submit.attempt:
-            self._repeat(known)
+            self._send_runs(known.frontend_id, _unacked([known]))
             return
         if not 0 <= submit.rank < len(self._ranks):
             self._refuse(frontend_id, submit, "invalid", False, now)
@@ -334,7 +261,7 @@ class Worker:
             else:
                 self._accept(frontend_id, rank, submit, now)
 
-    def _accept(self, frontend_id: FrontendId, rank: _Rank, submit: Submit, now: float) -> None:
+    def _accept(self, frontend_id: FrontendId, rank: Rank, submit: Submit, now: float) -> None:
         attempt = Attempt(
             request_id=submit.request_id,
             attempt=submit.attempt,
@@ -344,36 +271,17 @@ class Worker:
             accepted_at=now,
             deadline=now + submit.deadline_s,
         )
-        sequences = [
-            Sequence(
-                request_id=submit.request_id,
-                attempt=submit.attempt,
-                choice=state.choice,
-                prompt=submit.prompt,
-                output=state.output,
-                hashes=submit.hashes,
-                namespace=submit.namespace,
-                sampling=submit.sampling,
-                eos_ids=rank.capacity.eos_ids,
-                max_model_len=rank.capacity.max_model_len,
-            )
-            for state in submit.choices
-        ]
-        done = [seq for seq in sequences if seq.num_output >= seq.limit > 0]
-        running = [seq for seq in sequences if seq not in done]
+        choices = sequences(submit, rank.capacity)
+        done = [seq for seq in choices if seq.num_output >= seq.limit > 0]
+        running = [seq for seq in choices if seq not in done]
         if not all(rank.batcher.add(seq) for seq in running):
             for seq in running:
                 rank.batcher.end(seq)
             self._refuse(frontend_id, submit, "too_long", False, now)
             return
-        attempt.streams = {seq.choice: Stream(seq) for seq in sequences}
-        self._attempts[attempt.request_id] = attempt
-        self._frontend(frontend_id).attempts[attempt.request_id] = attempt
-        self._timers.add((attempt.timer, attempt.request_id))
+        attempt.streams = {seq.choice: Stream(seq) for seq in choices}
+        self._attempts.add(attempt)
         self._deliver([Gain(seq, finish="length") for seq in done], now)
-
-    def _repeat(self, attempt: Attempt) -> None:
-        self._send_runs(attempt.frontend_id, _unacked(attempt))
 
     def _ack(self, peer: str, item: AckItem, now: float) -> None:
         attempt = self._attempts.get(item.request_id)
@@ -391,7 +299,7 @@ class Worker:
         if stream.parked_at is not None and stream.num_unacked <= self._max_unacked // 2:
             stream.parked_at = None
             self._ranks[attempt.rank].batcher.unpark(stream.sequence)
-            self._set_timer(attempt)
+            self._attempts.set_timer(attempt)
 
     def _kill(self, request_id: RequestId, number: int, now: float, *, told_frontend: bool) -> None:
         """Cancel or Fence: no attempt up to `number` may run, now or later."""
@@ -411,7 +319,7 @@ class Worker:
         elapsed = event.result.elapsed_s
         outcome = rank.batcher.complete(event.result)
         for request_id in dict.fromkeys(seq.request_id for seq in outcome.prefilled):
-            attempt = self._attempts[request_id]
+            attempt = self._of(request_id)
             if not attempt.first_token_told:
                 attempt.prefill_s += elapsed
                 if attempt.first_step_at is None:
@@ -424,7 +332,7 @@ class Worker:
         runs: dict[FrontendId, list[TokenRun]] = {}
         for gain in gains:
             seq = gain.sequence
-            attempt = self._attempts[seq.request_id]
+            attempt = self._of(seq.request_id)
             stream = attempt.streams[seq.choice]
             attempt.generated += len(gain.ids)
             if not attempt.first_token_told and gain.finish != "error" and seq.cached >= 0:
@@ -433,12 +341,12 @@ class Worker:
             if not gain.finish and stream.num_unacked > self._max_unacked:
                 self._ranks[attempt.rank].batcher.park(seq)
                 stream.parked_at = now
-                self._set_timer(attempt)
+                self._attempts.set_timer(attempt)
         for frontend_id, frontend_runs in runs.items():
             self._send_runs(frontend_id, frontend_runs)
         for gain in gains:
             if gain.finish:
-                self._settle(self._attempts[gain.sequence.request_id], now)
+                self._settle(self._of(gain.sequence.request_id), now)
 
     def _tell_first_token(self, attempt: Attempt, seq: Sequence) -> None:
         attempt.first_token_told = True
@@ -532,9 +440,7 @@ class Worker:
         batcher = self._ranks[attempt.rank].batcher
         for stream in attempt.streams.values():
             batcher.end(stream.sequence)
-        del self._attempts[attempt.request_id]
-        del self._frontend(attempt.frontend_id).attempts[attempt.request_id]
-        self._timers.remove((attempt.timer, attempt.request_id))
+        self._attempts.remove(attempt)
         self._graves.bury(attempt.request_id, attempt.attempt, reason, now)
         self._graves.tell(attempt.request_id, attempt.attempt)
 
@@ -542,37 +448,27 @@ class Worker:
         rank = self._ranks[index]
         rank.failed = True
         self._note("runner.failed", rank=index, reason=reason)
-        for attempt in list(self._attempts.values()):
+        for attempt in self._attempts:
             if attempt.rank == index and not attempt.told:
                 self._give_up(attempt, "shutdown", True, now, end="failed")
         rank.batcher.fail()
         self._reports.changed()
 
-    # ------------------------------------------------------------ frontends
-
-    def _frontend(self, frontend_id: FrontendId) -> _Frontend:
-        return self._frontends.setdefault(frontend_id, _Frontend())
-
-    def _frontend_up(self, frontend_id: FrontendId) -> None:
-        frontend = self._frontend(frontend_id)
-        frontend.down_at = None
-        runs = [run for attempt in frontend.attempts.values() for run in _unacked(attempt)]
-        self._send_runs(frontend_id, runs)
-
     def _send_runs(self, frontend_id: FrontendId, runs: list[TokenRun]) -> None:
-        if runs and self._frontend(frontend_id).down_at is None:
+        if runs and self._attempts.is_up(frontend_id):
             self._out.append(Send(frontend_id, Tokens(tuple(runs))))
 
-    def _set_timer(self, attempt: Attempt) -> None:
-        self._timers.remove((attempt.timer, attempt.request_id))
-        parked = [s.parked_at for s in attempt.streams.values() if s.parked_at is not None]
-        attempt.timer = min([attempt.deadline, *(at + SLOW_READER_S for at in parked)])
-        self._timers.add((attempt.timer, attempt.request_id))
+    def _of(self, request_id: RequestId) -> Attempt:
+        """Of a live sequence: its attempt is there."""
+        attempt = self._attempts.get(request_id)
+        assert attempt is not None
+        return attempt
 
     def _note(self, event: str, **fields: object) -> None:
         self._out.append(Note(event, dict(fields)))
 
 
-def _unacked(attempt: Attempt) -> list[TokenRun]:
-    runs = (stream.unacked() for stream in attempt.streams.values())
+def _unacked(attempts: SequenceOf[Attempt]) -> list[TokenRun]:
+    streams = (stream for attempt in attempts for stream in attempt.streams.values())
+    runs = (stream.unacked() for stream in streams)
     return [run for run in runs if run is not None]

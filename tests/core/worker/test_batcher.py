@@ -7,7 +7,10 @@ import random
 import pytest
 
 from rtp.core.steps import FromStep
-from tests.core.worker.rig import F, Rig
+from rtp.core.types import split_hashes
+from rtp.core.worker import batcher
+from rtp.core.worker.batcher import MAX_BYPASS
+from tests.core.worker.rig import Rig
 
 BOTH = pytest.mark.parametrize("steps_in_flight", [1, 2])
 
@@ -97,16 +100,29 @@ def test_k15_pool_for_two_runs_four_long(steps_in_flight):
 
 
 def test_the_oldest_sequence_is_never_preempted():
-    rig = Rig(sim_params={"num_blocks": 16})
-    submits = [rig.submit(f"r{i}", range(100 * i, 100 * i + 8), 40) for i in range(5)]
+    """Not even where it would lose least."""
+    rig = Rig(sim_params={"num_blocks": 32})
+    old = rig.submit("old", range(4), 110)
+    young = rig.submit("young", range(100, 170), 40)
     rig.run()
-    rig.assert_right(*submits)
-    first = [
-        s for plan in rig.runners[0].plans for s in plan.started if s.prompt == submits[0].prompt
+    rig.assert_right(old, young)
+    started = [s.prompt for plan in rig.runners[0].plans for s in plan.started]
+    assert started == [old.prompt, young.prompt, young.prompt]
+    rig.assert_quiet()
+
+
+def test_a_sequence_preempted_once_too_often_goes_back(monkeypatch):
+    monkeypatch.setattr(batcher, "MAX_PREEMPTIONS", 0)
+    rig = Rig(sim_params={"num_blocks": 32})
+    old = rig.submit("old", range(4), 110)
+    rig.submit("young", range(100, 150), 40, n=2)
+    rig.run()
+    rig.assert_right(old)
+    assert [(r.request_id, r.reason, r.retry) for r in rig.rejected] == [
+        ("young", "preempted", True)
     ]
-    assert len(first) == 1
-    ends = list(rig.finishes)
-    assert ends[0][0] == "r0"
+    assert rig.master.ends["young", 0].reason == "rejected"
+    rig.assert_quiet()
 
 
 @BOTH
@@ -195,15 +211,15 @@ def test_a07_a_prompt_larger_than_the_pool_is_refused_at_once():
 
 
 def test_a08_a_head_without_room_is_passed_by_small_ones_but_not_for_ever():
-    rig = Rig(sim_params={"num_blocks": 32}, max_rows=8)
-    rig.submit("base", range(500, 540), 80)
+    rig = Rig()
+    base = rig.submit("base", range(500, 540), 200)
     rig.run(0.1)
-    large = rig.submit("large", range(100), 2)
-    small = [rig.submit(f"s{i}", range(200 + 10 * i, 206 + 10 * i), 2) for i in range(200)]
+    large = rig.submit("large", range(220), 2)
+    small = [rig.submit(f"s{i}", range(1000 + 10 * i, 1006 + 10 * i), 2) for i in range(200)]
     rig.run()
-    rig.assert_right(large, *small)
-    ends = [key[0] for key in rig.finishes]
-    assert ends.index("s0") < ends.index("large") < ends.index("s199")
+    rig.assert_right(base, large, *small)
+    started = [s.prompt for plan in rig.runners[0].plans for s in plan.started]
+    assert started.index(large.prompt) == 1 + MAX_BYPASS
     rig.assert_quiet()
 
 
@@ -219,13 +235,20 @@ def test_a_lone_sequence_that_outgrows_the_pool_fails_cleanly():
 
 @BOTH
 def test_q05_non_finite_numbers_fail_the_request_and_nothing_else(steps_in_flight):
-    rig = Rig(steps_in_flight=steps_in_flight, sim_params={"nonfinite_token": 31_999})
+    rig = Rig(
+        steps_in_flight=steps_in_flight,
+        max_batch_tokens=16,
+        chunk_while_decoding=16,
+        sim_params={"nonfinite_token": 31_999},
+    )
     good = rig.submit("good", range(30), 20)
-    rig.submit("bad", [*range(60, 90), 31_999, *range(90, 99)], 20)
+    bad = rig.submit("bad", [*range(60, 90), 31_999, *range(90, 120)], 20)
     again = rig.submit("again", [*range(60, 90), 5, 6], 20)
     rig.run()
     assert rig.finishes["bad", 0, 0] == "error"
     assert rig.outputs["bad", 0, 0] == []
+    held = set(rig.worker._ranks[0].batcher.blocks.keys())
+    assert not held & set(split_hashes(bad.hashes)[7:]), "a block that was not finite is shared"
     rig.assert_right(good, again)
     assert rig.master.ends["bad", 0].reason == "failed"
     rig.assert_quiet()
@@ -279,4 +302,3 @@ def test_all_rows_share_one_step_up_to_the_limit():
     rig.assert_right(*submits)
     assert max(len(plan.rows) for plan in rig.runners[0].plans) == 3
     assert rig.worker.overview()["frontends"] == 1
-    assert F in rig.worker._frontends

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rtp.core.worker.blocks import BlockManager
 
-NUM_BLOCKS = 10
+NUM_BLOCKS = 7
 
 
 def keys_of(path: tuple[int, ...]) -> list[bytes]:
@@ -77,8 +77,11 @@ class Oracle(RuleBasedStateMachine):
     def compute(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.sequences) - 1))
         ids, keys, done = self.sequences[index]
-        if done == len(ids):
-            return
+        for block in range(done, data.draw(st.integers(done, len(ids)))):
+            self._compute(ids, keys, block)
+            self.sequences[index] = (ids, keys, block + 1)
+
+    def _compute(self, ids: list[int], keys: list[bytes], done: int) -> None:
         by_key = {key: block for block, key in self.key.items()}
         stands = self.blocks.register(ids[done], keys[done])
         assert stands == by_key.get(keys[done], ids[done])
@@ -87,7 +90,6 @@ class Oracle(RuleBasedStateMachine):
             self._release([ids[done]])
             ids[done] = stands
         self.key[stands] = keys[done]
-        self.sequences[index] = (ids, keys, done + 1)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())

@@ -40,7 +40,7 @@ def test_o03_o04_cancel_at_each_phase_returns_all_blocks(steps_in_flight, steps)
 
 def live(rig: Rig):
     batcher = rig.worker._ranks[0].batcher
-    return [*batcher._running.values(), *batcher._waiting.values(), *batcher._parked.values()]
+    return [*batcher._running, *batcher._waiting.values(), *batcher._parked.values()]
 
 
 def test_a_parked_sequence_is_cancelled_too():
@@ -88,6 +88,8 @@ def test_a_repeated_submit_replays_from_the_acknowledged_index():
     rig.tell(From(F, submit))
     (again,) = rig.frames[-1].runs
     assert (again.first_index, again.prompt_logprobs) == (4, ())
+    (stream,) = rig.worker._attempts.get("a").streams.values()
+    assert stream._prompt_logprobs == (), "what is acknowledged is not kept"
     assert list(again.ids) == rig.expected(submit)[4:]
     rig.tell(From(F, Ack((AckItem(submit.request_id, 0, 0, -1),))))
     count = len(rig.frames)
