@@ -25,6 +25,7 @@ class End:
     error: ApiError | None = None
 
 
+GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
 FACTS = web.RequestKey("facts", dict[str, object])
 """What the log line of a request says beside its status."""
 END = web.RequestKey("end", End)
@@ -77,11 +78,11 @@ def _answer(metrics: Metrics, request: web.Request, error: ApiError) -> web.Resp
 def _ended(metrics: Metrics, request: web.Request, status: int, end: End) -> None:
     resource = request.match_info.route.resource
     route = resource.canonical if resource is not None else "other"
-    metrics.request(route, end.outcome, status)
+    metrics.request(route, end.outcome, status, generates=route in GENERATING)
     facts = dict(request.get(FACTS) or {})
     if end.error is not None:
         metrics.refused(end.error.code)
         facts |= {"code": end.error.code, "reason": end.error.message, "param": end.error.param}
-    # Polling every second would drown the log; a refusal of it would not.
-    tell = log.info if request.method == "POST" or status >= 400 else log.debug
+    # Probes and pollers would drown the log; what generates or is refused would not.
+    tell = log.info if facts else log.debug
     tell("request.ended", route=route, status=status, outcome=end.outcome, **facts)

@@ -8,7 +8,7 @@ read from the overview when scraped, so a worker that is gone leaves no series b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -142,17 +142,20 @@ class Metrics:
             found = self._models[model] = ModelMetrics(self, model)
         return found
 
-    def request(self, route: str, outcome: str, status: int) -> None:
-        """A request ended. route: one of our own. outcome: ok, failed, refused or disconnected."""
+    def request(self, route: str, outcome: str, status: int, *, generates: bool) -> None:
+        """A request ended. route: one of our own. outcome: ok, failed, refused or disconnected.
+        generates: people want to see its rate."""
         self._requests.labels(route, outcome, str(status)).inc()
-        self.recent.request(ok=outcome == "ok")
+        if generates:
+            self.recent.request(ok=outcome == "ok")
 
     def refused(self, code: str | None) -> None:
         """An error object was sent; unknown codes share one series."""
         self._refusals.labels(code if code in CODES else "other").inc()
 
-    def note(self, event: str) -> None:
+    def note(self, event: str, fields: Mapping[str, object] | None = None) -> None:
         """Counts a core's Note by its name; its fields are for the log, too free for labels."""
+        del fields
         if event not in self._seen_events:
             if len(self._seen_events) >= MAX_EVENTS:
                 event = "other"
