@@ -304,15 +304,15 @@ class Frontend:
 
     def _tick(self) -> None:
         self._outbox.acknowledge()
-        behind, self._behind = self._behind, {}
-        for request in behind.values():  # a Submit that is known makes the worker send again
-            if request.grant is not None:
-                self._outbox.send(request.grant.worker_id, request.submit(self._now))
         dirty, self._dirty = self._dirty, {}
         for request in dirty.values():
             self._deliver(request)
             if request.finished:
                 self._end(request)
+        behind, self._behind = self._behind, {}
+        for request in behind.values():  # a Submit that is known makes the worker send again
+            if request.grant is not None:
+                self._outbox.send(request.grant.worker_id, request.submit(self._now))
         for request_id in self._timers.due(self._now):
             self._look_at(self._requests[request_id])
 
