@@ -89,7 +89,10 @@ class WorkerServer:
             rank.hand_over(partial(loop.runner_event, index))
         self._watch = LoopWatch(loop.driver.times)
         app = make_worker_app(loop, ready[0].card, self._secret)
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0)
+        # Nothing runs behind a connection that outlives the loop's close().
+        self._runner = web.AppRunner(
+            app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=0.5
+        )
         await self._runner.setup()
         await web.SockSite(self._runner, self._listener).start()
         self._session = aiohttp.ClientSession()

@@ -59,6 +59,7 @@ class WorkerLoop:
     """Set when a drain has nothing left to wait for."""
     draining: bool = False
     failed: str = ""
+    _closed: bool = False
     _term: int = -1
     _link: FrameConnection | None = None
     _streams: dict[FrontendId, FrameConnection] = field(default_factory=dict)
@@ -70,6 +71,8 @@ class WorkerLoop:
         self.stall = StallWatch(self.register.profile, self.on_note)
 
     async def close(self) -> None:
+        """Ends connections and Runners; peers that try again meanwhile are refused."""
+        self._closed = True
         self.driver.close()
         self.stall.close()
         for connection in [self._link, *self._streams.values()]:
@@ -169,6 +172,8 @@ class WorkerLoop:
         return stream
 
     def _this_life(self, claim: Claim) -> str:
+        if self._closed:
+            return "this worker ends"
         if (claim.worker_id, claim.epoch) != (self.register.worker_id, self.register.epoch):
             return f"this is {self.register.worker_id}, epoch {self.register.epoch}"
         return ""
