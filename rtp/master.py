@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import secrets
 import sys
@@ -67,8 +68,9 @@ class MasterServer:
             self._core, secret=secret, term=term, on_card=self._on_card, on_note=self._on_note
         )
         frontend_id = FrontendId(f"frontend-{secrets.token_hex(4)}")
+        self._requests = Frontend(frontend_id, self._detokenizer)
         self.frontend = FrontendLoop(
-            Frontend(frontend_id, self._detokenizer),
+            self._requests,
             frontend_id=frontend_id,
             secret=secret,
             to_master=self._to_master,
@@ -133,6 +135,7 @@ class MasterServer:
             workers.append({**worker, "worker_id": worker_id, "state": state, "ranks": ranks})
         facts["workers"] = workers
         facts["waiting"] = facts["queue"]["requests"]
+        facts["frontend"] = dataclasses.asdict(self._requests.counters)
         facts["loop"] = self.loop.driver.times.as_dict()
         return facts
 
