@@ -7,12 +7,15 @@ import json
 import random
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rtp.backends.weights.fetch import cached_path
+from rtp.backends.weights.formats import open_checkpoint
 from rtp.core.errors import ConfigError, TemplateError
 from rtp.core.frontend.stops import StopStrings
 from rtp.core.frontend.text import ChoiceText
@@ -327,3 +330,34 @@ def test_a_final_message_is_continued_where_it_ends(content: str) -> None:
 def test_a_message_that_the_template_hides_cannot_be_continued() -> None:
     with pytest.raises(TemplateError, match="does not show"):
         template("{{ messages[0].role }}").render_chat([USER], continue_final_message=True)
+
+
+# ---------------------------------------------------------------- a real model
+
+
+def test_the_tokenizer_of_a_real_model_is_exact_and_streams() -> None:
+    path = cached_path("smollm2-135m")
+    if not path.exists():
+        pytest.skip("smollm2-135m is not in the cache")
+    files = open_checkpoint(path).tokenizer
+    tokenizer = Tokenizer(
+        a_card(
+            files.tokenizer_json,
+            chat_template=files.chat_template,
+            bos_token=files.bos_token,
+            eos_token=files.eos_token,
+            add_bos=files.add_bos,
+        )
+    )
+    oracle = tokenizers.Tokenizer.from_str(files.tokenizer_json)
+    source = Path(__file__).read_text()
+    messages = []
+    for turn in range(6):
+        role = ("user", "assistant")[turn % 2]
+        messages.append({"role": role, "content": source[turn * 700 : turn * 700 + 900] + "🙂 ďá"})
+        text = tokenizer.render_chat(messages)
+        ids = encode(tokenizer, text)
+        assert ids == oracle.encode(text, add_special_tokens=False).ids
+    for skip in (True, False):
+        stream = tokenizer.detokenizer(skip)
+        assert "".join(map(stream.push, ids)) + stream.flush() == tokenizer.decode(ids, skip)

@@ -236,7 +236,8 @@ class Frontend:
             case Taken.NEW:
                 self._dirty[run.request_id] = request
                 self._outbox.owe(request, run.choice)
-                self._set_timer(request)
+                if request.ttft_deadline is not None:
+                    self._set_timer(request)
             case Taken.DUPLICATE:
                 self.counters.duplicates += 1
                 self._outbox.owe(request, run.choice)

@@ -94,16 +94,15 @@ class ChoiceText:
         text = self._pending[:cut]
         self._pending = self._pending[cut:]
         self._released += cut
-        taken = []
-        while self._ready and self._ready[0][0] <= self._released:
-            taken.append(self._ready.popleft())
-        if not text and not taken:
-            return None
-        return Released(
-            text,
-            tuple(token for _, token, _ in taken),
-            tuple(logprobs for _, _, logprobs in taken if logprobs is not None),
-        )
+        ids = []
+        values = []
+        ready = self._ready
+        while ready and ready[0][0] <= self._released:
+            _, token, logprobs = ready.popleft()
+            ids.append(token)
+            if logprobs is not None:
+                values.append(logprobs)
+        return Released(text, tuple(ids), tuple(values)) if text or ids else None
 
     def _add(self, piece: str) -> None:
         """Appends text; on a complete stop string cuts it and ends."""
@@ -127,5 +126,6 @@ class ChoiceText:
         self._ready = deque((0, token, logprobs) for _, token, logprobs in self._ready)
 
     def _close(self, end: int) -> None:
-        self._ready.extend((end, token, logprobs) for token, logprobs in self._open)
+        for token, logprobs in self._open:
+            self._ready.append((end, token, logprobs))
         self._open.clear()
