@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
-from rtp.core.errors import ProtocolError
+from rtp.core.errors import ConfigError, ProtocolError
 from rtp.core.ports import Capacity
 from rtp.core.steps import FromStep, RowResult, StepPlan, StepResult, TokenLogprobs
 from rtp.core.worker.blocks import BlockManager
@@ -92,6 +92,14 @@ class Batcher:
         steps_in_flight: int = 1,
         stats: Stats | None = None,
     ) -> None:
+        """max_batch_tokens: of one step.  chunk_while_decoding: tokens of prompts in a step that
+        also decodes.  max_rows: sequences with pages; one less than max_batch_tokens at most, so
+        that a prompt advances in every step.  steps_in_flight: issued and not completed."""
+        if min(max_batch_tokens - 1, chunk_while_decoding, max_rows, steps_in_flight) < 1:
+            raise ConfigError(
+                "needs max_batch_tokens >= 2 and chunk_while_decoding, max_rows, steps_in_flight"
+                " >= 1"
+            )
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
         self.stats = stats or Stats()
         self.last_step_s = 0.0
@@ -99,7 +107,7 @@ class Batcher:
         self._block_size = capacity.block_size
         self._max_batch_tokens = max_batch_tokens
         self._chunk_while_decoding = chunk_while_decoding
-        self._max_rows = max_rows
+        self._max_rows = min(max_rows, max_batch_tokens - 1)
         self._steps_in_flight = steps_in_flight
         self._arrivals = 0
         self._handles = 0

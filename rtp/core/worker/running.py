@@ -39,11 +39,11 @@ class Running:
         """Pages for all its known tokens and, beside others, some growth of everyone: the more the
         more often it was preempted, so that it does not come back only to be preempted again."""
         need = self.pages_for(len(seq.ids)) - len(held)
-        if len(self):
-            ahead = self._block_size * 8**seq.preemptions
-            need += sum(self._growth(other, ahead) for other in self)
-            need += self._growth(seq, ahead)
-        return need <= self.blocks.num_available_beside(held)
+        room = self.blocks.num_available_beside(held) - need
+        if room < 0 or not len(self):
+            return room >= 0
+        ahead = self._block_size * 8**seq.preemptions
+        return sum(self._growth(each, ahead) for each in (seq, *self)) <= room
 
     def start(self, seq: Sequence, held: list[int]) -> None:
         """Gives it these cached blocks and fresh ones for all known tokens; room must be

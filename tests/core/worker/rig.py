@@ -102,7 +102,7 @@ class Master:
         self.registered = 0
         self.snapshots = 0
         self.deltas = 0
-        self._slices = 0
+        self._next_slice = (-1, 0)
 
     def poll(self) -> Poll:
         return Poll(self.term, 0.02, 0.05, self.acked_seq, self.version)
@@ -128,12 +128,14 @@ class Master:
             case Snapshot(_, _, version, index, count, changes):
                 if index == 0:
                     self.keys = [set() for _ in self.keys]
-                    self._slices = 0
-                assert index == self._slices
-                self._slices += 1
+                    self._next_slice = (version, 0)
+                self.snapshots += 1
+                if self._next_slice != (version, index):
+                    self.version = -1  # a slice was lost
+                    return True
+                self._next_slice = (version, index + 1)
                 self._apply(changes)
                 self.version = version if index == count - 1 else -1
-                self.snapshots += 1
             case Delta(_, _, from_version, to_version, changes):
                 if from_version != self.version:
                     self.version = -1
