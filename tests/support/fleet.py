@@ -73,7 +73,7 @@ class Worker:
                 "kv_free": total,
                 "kv_total": total,
                 "granted_upto": self.upto[rank],
-                "granted_mask": self.mask[rank],
+                "granted_mask": self.mask[rank] - (self.mask[rank] >> 63 << 64),  # as signed
             } | self.load[rank]
             table[rank] = [facts.get(name, 0) for name in STATUS_COLUMNS]
         return Status(

@@ -98,7 +98,8 @@ class Master:
             LEASE_S,
         )
         self._started_at: float | None = None
-        self._next_sweep = inf
+        self._swept_at = -inf
+        self._sweeping = False
         self._due_now: float | None = None
         # Any: each handler takes the type it stands under.
         self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
@@ -133,7 +134,9 @@ class Master:
         """When to call with Tick if nothing else happens; a past time means at once."""
         if self._due_now is not None:
             return self._due_now
-        due = min(self.fleet.members.next_due, self.ledger.next_due, self._next_sweep)
+        due = min(self.fleet.members.next_due, self.ledger.next_due)
+        if self._sweeping:
+            due = min(due, self._swept_at + SWEEP_PAUSE_S)
         for pool in self.fleet.pools.values():
             due = min(due, pool.next_round, pool.window.next_expiry)
         return None if due == inf else due
@@ -170,11 +173,14 @@ class Master:
             out += self.intake.expire(pool, now)
             if pool.dirty or now >= pool.next_round:
                 out += self._rounds.run(pool, now)
-        if now >= self._next_sweep:
-            # Keys of ranks that left or were cleared, a slice at a time.
-            done = self.map.sweep(SWEEP_KEYS)
-            self._next_sweep = inf if done else now + SWEEP_PAUSE_S
+        self._sweep(now)
         return out
+
+    def _sweep(self, now: float) -> None:
+        """Takes out keys of ranks that left or were cleared, a slice at a time."""
+        due = now >= self._swept_at + SWEEP_PAUSE_S
+        self._swept_at = now if due else self._swept_at
+        self._sweeping = not self.map.sweep(SWEEP_KEYS if due else 0)
 
     def _expire_leases(self, now: float) -> list[Command]:
         """Grants that nobody submitted: fenced, so that their number counts and they cannot run."""
@@ -195,7 +201,7 @@ class Master:
         return handler(event.message, now) if handler else []
 
     def _register(self, register: Register, now: float) -> list[Command]:
-        return self._sweep_soon(self.fleet.register(register, now), now)
+        return self.fleet.register(register, now)
 
     def _link_up(self, event: LinkUp, now: float) -> list[Command]:
         return self.fleet.link_up(event.worker_id, event.epoch, now)
@@ -237,7 +243,7 @@ class Master:
         if member is None:
             return []
         out = self.fleet.heard(member, now) + self._views.snapshot(member, snapshot, now)
-        return self._sweep_soon([*out, self.fleet.poll(member)], now)
+        return [*out, self.fleet.poll(member)]
 
     def _current(self, message: Status | Now | Delta | Snapshot) -> Member | None:
         """The sender, if it is linked and this is its present life."""
@@ -246,10 +252,6 @@ class Master:
             self.fleet.num_stale += 1
             return None
         return member
-
-    def _sweep_soon(self, out: list[Command], now: float) -> list[Command]:
-        self._next_sweep = min(self._next_sweep, now + SWEEP_PAUSE_S)
-        return out
 
     # ------------------------------------------------------------ frontends
 

@@ -45,6 +45,8 @@ class Choice:
     new_tokens: int
     prefill_s: float
     wait_s: float
+    failure: str
+    """What the policy did wrong, if it was not the same as the last time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class Placement:
         host = np.minimum(match.host[view.rows] * block_size, most)
         best_tokens = float(min(match.best * block_size, most))
         offered = _candidates(view, candidates, matched, host, best_tokens, affine_row)
+        known = self.last_fallback
         scores, fallback = self._score(ask, offered, block_size, view, candidates, prefill_s)
         order = np.lexsort((offered.rank_ids, view.load[candidates], ~offered.affine, -scores))
         chosen = int(candidates[order[0]])
@@ -149,6 +152,7 @@ class Placement:
             new_tokens=int(new[at]),
             prefill_s=float(prefill_s[at]),
             wait_s=float(view.wait_s[at]),
+            failure=fallback if fallback != known else "",
         )
 
     def reasons(self, request_id: RequestId) -> Reasons | None:

@@ -22,9 +22,10 @@ DEFAULT_PROFILE = (5e-3, 1e-4, 1e-9, 5e-3, 1e-3, 1e-7)
 """A small model on a CPU; used where a worker measured nothing."""
 SMALLEST = 1e-12
 LOWEST_FACTOR = 1e-3
-FORGETTING = 0.98
-START_VARIANCE = 1.0
-MOST_VARIANCE = 10.0
+FORGETTING = 0.99
+START_VARIANCE = 100.0
+"""Of the factors, in units of one sample's relative noise squared: a start may well be off by two."""
+MOST_VARIANCE = 1000.0
 """Forgetting stops above it, or directions that no sample excites would blow up."""
 MOST_SURPRISE = 8.0
 """A sample counts as at most so many times the prediction: one hung step must not teach."""

@@ -68,6 +68,8 @@ class Rounds:
             if waiting is None:
                 break
             choice = self._look(pool, waiting, view, ready, now)
+            if choice is not None and choice.failure:
+                out.append(Note("policy.failed", {"reason": choice.failure}))
             if choice is None:
                 self._make_room(pool, waiting, view, ready, now)
                 window.skip(waiting)
@@ -159,9 +161,11 @@ class Rounds:
         """When the next busy rank comes under the lead."""
         if not pool.window.num_waiting:
             return inf
-        at = self._ranks.busy_until[pool.rows] - pool.lead.seconds
-        later = at[at > now]
-        return max(float(later.min()), now + LEAST_PAUSE_S) if len(later) else inf
+        busy_s = self._ranks.busy_until[pool.rows] - now
+        later = busy_s[busy_s >= pool.lead.seconds]  # exactly those that are not ready
+        if not len(later):
+            return inf
+        return now + max(float(later.min()) - pool.lead.seconds, LEAST_PAUSE_S)
 
     def _grant(self, pool: Pool, waiting: Waiting, choice: Choice, now: float) -> list[Command]:
         """Charges the rank and answers the frontend."""

@@ -1,0 +1,43 @@
+"""Where chats were served: scoped by tenant, bounded by count and age."""
+
+from __future__ import annotations
+
+from rtp.core.master.affinity import Affinity
+from rtp.core.types import WorkerId
+
+HERE, THERE = WorkerId("here"), WorkerId("there")
+
+
+def test_a_chat_is_found_under_its_tenant_only():
+    affinity = Affinity(10, 60.0)
+    affinity.remember("a", "c", HERE, 1, now=0.0)
+    assert affinity.find("a", "c", 1.0) == (HERE, 1)
+    assert affinity.find("b", "c", 1.0) is None
+    affinity.remember("a", "c", THERE, 0, now=2.0)
+    assert affinity.find("a", "c", 2.0) == (THERE, 0)
+
+
+def test_requests_without_a_chat_leave_no_entry():
+    affinity = Affinity(10, 60.0)
+    affinity.remember("a", "", HERE, 0, now=0.0)
+    assert len(affinity) == 0
+    assert affinity.find("a", "", 0.0) is None
+
+
+def test_the_least_recently_used_chat_makes_room():
+    affinity = Affinity(3, 60.0)
+    for i, chat in enumerate("abc"):
+        affinity.remember("t", chat, HERE, 0, now=float(i))
+    affinity.remember("t", "a", HERE, 0, now=3.0)
+    affinity.remember("t", "d", HERE, 0, now=4.0)
+    assert [affinity.find("t", chat, 4.0) is not None for chat in "abcd"] == [1, 0, 1, 1]
+    assert len(affinity) == 3
+
+
+def test_an_old_chat_is_forgotten():
+    affinity = Affinity(10, 60.0)
+    affinity.remember("t", "old", HERE, 0, now=0.0)
+    affinity.remember("t", "new", HERE, 0, now=30.0)
+    assert affinity.find("t", "new", 61.0) == (HERE, 0)
+    assert affinity.find("t", "old", 61.0) is None
+    assert len(affinity) == 1
