@@ -81,8 +81,8 @@ class Plugin(Settings):
     params: dict[str, Any] = option({}, "Its parameters (--set).", "scheduling")
 
 
-class MasterConfig(Process):
-    """`python -m rtp.master`: the Master, a frontend and the HTTP API in one process."""
+class Public(Process):
+    """A process that clients talk to."""
 
     port: Port = option(8000, "Port of the HTTP API; 0 takes a free one.", "server")
     api_key_file: Path | None = option(
@@ -91,9 +91,20 @@ class MasterConfig(Process):
         "security",
     )
     max_body_bytes: Positive = option(32 << 20, "Larger request bodies get a 413.", "server")
-    workers: tuple[str, ...] = option(
-        (), "Addresses of workers to ask, comma separated; others register themselves.", "cluster"
-    )
+
+    @model_validator(mode="after")
+    def _keys_for_the_world(self) -> Self:
+        if not self.loopback and self.api_key_file is None and not os.environ.get("RTP_API_KEY"):
+            raise ValueError(
+                f"host {self.host} can be reached from outside: give an api_key_file"
+                " (or $RTP_API_KEY), or listen on 127.0.0.1"
+            )
+        return self
+
+
+class Scheduling(Settings):
+    """How the Master admits and places."""
+
     routing: Plugin = Plugin(name="predicted_ttft")
     max_queue_requests: Positive = option(
         4096, "Requests that may wait for a rank; more get a 429.", "admission"
@@ -104,16 +115,15 @@ class MasterConfig(Process):
     max_ttft_s: Seconds | None = option(
         None, "Refuse (503) what is predicted to wait longer for its first token.", "admission"
     )
-    drain_s: Seconds = option(10.0, "How long SIGTERM lets running requests go on.", "process")
 
-    @model_validator(mode="after")
-    def _keys_for_the_world(self) -> Self:
-        if not self.loopback and self.api_key_file is None and not os.environ.get("RTP_API_KEY"):
-            raise ValueError(
-                f"host {self.host} can be reached from outside: give an api_key_file"
-                " (or $RTP_API_KEY), or listen on 127.0.0.1"
-            )
-        return self
+
+class MasterConfig(Public, Scheduling):
+    """`python -m rtp.master`: the Master, a frontend and the HTTP API in one process."""
+
+    workers: tuple[str, ...] = option(
+        (), "Addresses of workers to ask, comma separated; others register themselves.", "cluster"
+    )
+    drain_s: Seconds = option(10.0, "How long SIGTERM lets running requests go on.", "process")
 
 
 class Model(Settings):
@@ -163,17 +173,20 @@ class WorkerConfig(Process, Model):
     )
     drain_s: Seconds = option(10.0, "How long SIGTERM lets running requests go on.", "process")
 
+    @model_validator(mode="after")
+    def _can_be_found(self) -> Self:
+        if self.host in ("0.0.0.0", "::") and not self.advertise:
+            raise ValueError(f"host {self.host} is no address to dial: say which with advertise")
+        return self
 
-class LocalConfig(Process, Model):
+
+class LocalConfig(Public, Scheduling, Model):
     """`python -m rtp.local`: a Master and workers on this machine, supervised."""
 
-    port: Port = option(8000, "Port of the HTTP API.", "server")
     workers: Positive = option(2, "Workers to run.", "cluster")
     threads: Positive | None = option(
         None, "Threads that compute, per worker; default: cores over workers.", "model"
     )
-    routing: Plugin = Plugin(name="predicted_ttft")
-    api_key_file: Path | None = option(None, "As for rtp.master.", "security")
     state: Path = Field(
         default_factory=state_dir,
         description="Directory for logs and the secret.",

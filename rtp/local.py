@@ -29,6 +29,10 @@ from rtp.supervisor import Child
 QUESTION = "What is the capital of France?"
 LOOK_S = 0.1
 KILL_AFTER_S = 3.0
+MASTER_FIELDS = (
+    *("host", "api_key_file", "max_body_bytes", "routing"),
+    *("max_queue_requests", "max_queue_tokens", "max_ttft_s"),
+)
 MODEL_FIELDS = (
     *("model", "served_name", "backend", "dtype", "block_size", "kv_tokens", "max_model_len"),
     *("max_batch_tokens", "chunk_while_decoding", "max_rows", "steps_in_flight", "params"),
@@ -50,13 +54,11 @@ class Local:
         self.logs = config.state / "logs" / str(port)
         self.logs.mkdir(parents=True, exist_ok=True)
         secret = config.secret_file or config.state / "cluster.secret"
-        read_secret(secret, create=config.secret_file is None)
+        read_secret(secret, create=config.loopback)
         shared = [f"--secret-file={secret}", f"--log-level={config.log_level}"]
         shared.append(f"--drain-s={config.drain_s}")
-        self._master = self._child(
-            "master",
-            [*shared, f"--port={port}", *to_flags(config, ("host", "routing", "api_key_file"))],
-        )
+        flags = [*shared, f"--port={port}", *to_flags(config, MASTER_FIELDS)]
+        self._master = self._child("master", flags)
         cores = len(os.sched_getaffinity(0))
         threads = config.threads or max(1, cores // config.workers)
         flags = [*shared, f"--master={self.url}", f"--threads={threads}"]
@@ -125,15 +127,20 @@ class Local:
             return {}
 
 
+def example(model: str) -> dict[str, Any]:  # Any: JSON
+    """The body of the example request, greedy: everybody gets the same answer."""
+    messages = [{"role": "user", "content": QUESTION}]
+    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48}
+
+
 async def ask(url: str, model: str, key: str) -> str:
     """The model's answer to the example question."""
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
         session.post(
             f"{url}/v1/chat/completions",
-            json=body | {"temperature": 0, "max_tokens": 48},
+            json=example(model),
             headers=headers,
         ) as answer,
     ):
@@ -145,11 +152,10 @@ async def ask(url: str, model: str, key: str) -> str:
 
 def curl(url: str, model: str, key: str) -> str:
     """A line to paste into a shell."""
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
     words = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     if key:
         words += ["-H", f"Authorization: Bearer {key}"]
-    return shlex.join([*words, "-d", json.dumps(body)])
+    return shlex.join([*words, "-d", json.dumps(example(model))])
 
 
 def first_key(path: Path | None) -> str:

@@ -40,7 +40,8 @@ def measure(runner: Runner, max_batch_tokens: int, progress: Callable[[str], Non
     prefills.append((half, half, bench.prefill(half, half)))
     progress("measuring decode")
     decodes = []
-    for batch, context in ((1, 16), (1, longest - 1), (4, 16), (8, longest // 8), (8, 16)):
+    short, long = min(16, bench.longest - 1), max(1, longest - 1)
+    for batch, context in ((1, short), (1, long), (4, short), (8, long // 8), (8, short)):
         if bench.fits(batch, context):
             decodes += [(batch, batch * context, bench.decode(batch, context)) for _ in range(2)]
         if bench.spent_s > 2 * BUDGET_S:

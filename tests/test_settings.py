@@ -1,0 +1,147 @@
+"""Settings: sources and their order, errors that say what to change, help from the fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rtp.config import LocalConfig, MasterConfig, Settings, WorkerConfig
+from rtp.core.errors import ConfigError
+from rtp.core.types import Role
+from rtp.master import read_keys
+from rtp.settings import from_command_line, leaves, load, to_flags
+
+KINDS = [MasterConfig, WorkerConfig, LocalConfig]
+
+
+def test_a_later_source_wins(tmp_path: Path):
+    file = tmp_path / "rtp.toml"
+    file.write_text('port = 1\nlog_level = "error"\ndrain_s = 3\n[routing]\nname = "random"\n')
+    environ = {"RTP_PORT": "2", "RTP_LOG_LEVEL": "debug", "RTP_ROUTING__NAME": "round_robin"}
+    flags = ["--config", str(file), "--port", "3"]
+    config = load(MasterConfig, flags, environ)
+    assert (config.drain_s, config.log_level, config.port) == (3, "debug", 3)
+    assert config.routing.name == "round_robin"
+    assert load(MasterConfig, [*flags, "--set", "port=4"], environ).port == 4
+
+
+def test_nested_and_free_parameters():
+    config = load(MasterConfig, ["--routing.name=x", "--set", "routing.params.lam=0.5"], {})
+    assert (config.routing.name, config.routing.params) == ("x", {"lam": 0.5})
+    config = load(WorkerConfig, ["--set", "params.eos_ids=[1,2]", "--set", "params.a=b c"], {})
+    assert config.params == {"eos_ids": [1, 2], "a": "b c"}
+    assert load(MasterConfig, ["--workers", "a:1, b:2"], {}).workers == ("a:1", "b:2")
+    assert load(WorkerConfig, ["--role", "decode"], {}).role is Role.DECODE
+    assert load(LocalConfig, ["--ask=false"], {}).ask is False
+    assert load(LocalConfig, ["--ask"], {}).ask is True
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["max_queue_requests", "max_queue_tokens", "max_body_bytes", "drain_s", "max_ttft_s"],
+)
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "nan", "inf", ""])
+def test_a01_a_limit_that_is_none_is_a_start_up_error(field: str, value: str):
+    with pytest.raises(ConfigError, match=field):
+        load(MasterConfig, [f"--{field.replace('_', '-')}", value], {})
+
+
+@pytest.mark.parametrize("field", ["max_batch_tokens", "max_rows", "block_size", "dp", "threads"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "abc"])
+def test_a01_sizes_of_a_worker(field: str, value: str):
+    with pytest.raises(ConfigError, match=field):
+        load(WorkerConfig, ["--set", f"{field}={value}"], {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_keys_are_errors_everywhere(kind: type[Settings], tmp_path: Path):
+    file = tmp_path / "rtp.toml"
+    file.write_text("prot = 1\n")
+    with pytest.raises(ConfigError, match="prot is no setting"):
+        load(kind, ["--config", str(file)], {})
+    with pytest.raises(ConfigError, match="prot is no setting"):
+        load(kind, ["--set", "prot=1"], {})
+    with pytest.raises(ConfigError, match="RTP_PROT is no setting"):
+        load(kind, [], {"RTP_PROT": "1"})
+    with pytest.raises(SystemExit):
+        load(kind, ["--prot", "1"], {})
+    with pytest.raises(SystemExit):
+        load(kind, ["--por", "1"], {})  # no abbreviations
+
+
+def test_a_variable_of_another_entry_point_is_passed_over():
+    assert load(MasterConfig, [], {"RTP_MODEL": "m", "RTP_CACHE": "/c", "PATH": ""}).port == 8000
+
+
+def test_every_mistake_is_named_at_once():
+    with pytest.raises(ConfigError) as error:
+        load(MasterConfig, ["--port", "99999", "--log-level", "loud"], {})
+    assert "port='99999'" in str(error.value)
+    assert "log_level='loud'" in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"none\.toml"):
+        load(MasterConfig, ["--config", str(tmp_path / "none.toml")], {})
+    broken = tmp_path / "broken.toml"
+    broken.write_text("port =")
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        load(MasterConfig, ["--config", str(broken)], {})
+
+
+def test_the_world_is_let_in_only_with_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RTP_API_KEY", raising=False)
+    secret = f"--secret-file={tmp_path / 's'}"
+    for kind in KINDS:
+        with pytest.raises(ConfigError, match="secret_file"):
+            load(kind, ["--host", "0.0.0.0"], {})
+    for kind in (MasterConfig, LocalConfig):
+        with pytest.raises(ConfigError, match="api_key_file"):
+            load(kind, ["--host", "0.0.0.0", secret], {})
+        assert load(kind, ["--host", "0.0.0.0", secret, "--api-key-file=k"], {}).host == "0.0.0.0"
+    with pytest.raises(ConfigError, match="advertise"):
+        load(WorkerConfig, ["--host", "::", secret], {})
+    assert load(WorkerConfig, ["--host", "::", "--advertise=h:1", secret], {}).host == "::"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_help_tells_every_field(kind: type[Settings], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        from_command_line(kind, ["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for path, field in leaves(kind):
+        assert "--" + ".".join(path).replace("_", "-") in text
+        assert field.description, path
+
+
+def test_a_mistake_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        from_command_line(LocalConfig, ["--workers", "0"])
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "workers='0'" in error
+
+
+def test_flags_carry_settings_to_another_process():
+    config = load(
+        WorkerConfig,
+        ["--model=m", "--dtype=fp32", "--set", "params.eos_ids=[1]", "--kv-tokens=64"],
+        {},
+    )
+    names = [path[0] for path, _ in leaves(WorkerConfig)]
+    assert load(WorkerConfig, to_flags(config, [*names, "params"]), {}) == config
+    local = load(LocalConfig, ["--routing.name=x", "--set", "routing.params.a=[1,2]"], {})
+    assert load(MasterConfig, to_flags(local, ["routing"]), {}).routing == local.routing
+
+
+def test_api_keys_are_lines_of_a_file(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("# who may\n\nk1\nk2 team-a\n")
+    assert read_keys(file) == {"k1": "", "k2": "team-a"}
+    for wrong in ("", "# none\n", "a b c\n"):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError):
+            read_keys(file)
