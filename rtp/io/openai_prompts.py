@@ -116,13 +116,19 @@ def render(body: ChatBody | TokenizeBody, card: ModelCard, codec: TextCodec) -> 
 
 def pack_checked(ids: object, card: ModelCard, param: str) -> Ids:
     """Token ids -> int32 bytes. Raises ApiError unless each is an integer inside the vocabulary."""
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+    # By type: a bool is an int to isinstance.
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
         raise invalid(param, f"{param} must hold integer token ids")
-    if ids and not (min(ids) >= 0 and max(ids) < card.vocab_size):
+    try:
+        array = np.array(ids, dtype="<i8")
+        inside = not ids or (array.min() >= 0 and array.max() < card.vocab_size)
+    except OverflowError:
+        inside = False
+    if not inside:
         raise invalid(
             param, f"{param} holds a token id outside the vocabulary (0 to {card.vocab_size - 1})"
         )
-    return np.array(ids, dtype="<i4").tobytes()
+    return array.astype("<i4").tobytes()
 
 
 def _truncated(ids: Ids, body: Generation, card: ModelCard, default_tokens: int) -> Ids:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rtp.core.events import Begin
+from rtp.core.types import SamplingParams
 from rtp.io.chat_messages import normalise
 from rtp.io.errors_http import ApiError
+from rtp.io.openai_prompts import chat_prompt, completion_prompts
+from rtp.io.openai_request import Caller, Limits, begins, shared_params
 from rtp.io.openai_schema import ChatBody, CompletionBody, parse
+from tests.support.scripted_frontend import ByteCodec, a_card
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -255,3 +263,64 @@ def test_a_bad_message_is_refused_by_its_place(messages: Any, param: str):
     with pytest.raises(ApiError) as refusal:
         normalise(messages)
     assert (refusal.value.status, refusal.value.param) == (400, param)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**6), 10**6),
+    st.sampled_from([-1, 0, 1, 2, 2**31, 2**63, 2**64, -(2**63), 10**400]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def outcome(fields: dict[str, Any], chats: bool) -> list[Begin] | ApiError:
+    """What a body leads to, without a loop: nothing here really waits."""
+    card = a_card()
+
+    async def run() -> list[Begin]:
+        body: Any = (chat if chats else completion)(**fields)
+        shared = shared_params(body, card)
+        codec = ByteCodec(card)
+        if chats:
+            prompts = [await chat_prompt(body, card, codec)]
+        else:
+            prompts = await completion_prompts(body, card, codec)
+        return await begins("id", body, shared, prompts, card, Caller(), Limits(secret=b"s"))
+
+    running = run()
+    try:
+        while True:
+            running.send(None)
+    except StopIteration as end:
+        begun: list[Begin] = end.value
+        return begun
+    except ApiError as refusal:
+        return refusal
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(CompletionBody.model_fields)), VALUES, max_size=4),
+    st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_json_is_begun_soundly_or_refused_by_name(fields: dict[str, Any], chats: bool):
+    """Whatever passes can be sent to a worker; whatever does not is a 400 naming a field."""
+    found = outcome(fields, chats)
+    if isinstance(found, ApiError):
+        assert found.status == 400
+        assert found.param is not None
+        return
+    for begin in found:
+        sent = msgspec.msgpack.encode(begin.sampling)
+        assert msgspec.msgpack.decode(sent, type=SamplingParams) == begin.sampling
+        assert 0 < len(begin.prompt) // 4 <= 128 - begin.sampling.max_tokens
+        assert 0 < begin.timeout_s <= 3600
