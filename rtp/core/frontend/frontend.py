@@ -8,9 +8,8 @@ more: the stream of a worker that may live is opened again first, and goes on wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from rtp.core.commands import Command, Ended, Failed
+from rtp.core.commands import Command
 from rtp.core.events import (
     Begin,
     ClientGone,
@@ -26,9 +25,9 @@ from rtp.core.events import (
 )
 from rtp.core.frontend import failures
 from rtp.core.frontend.lifecycle import Request, Taken
+from rtp.core.frontend.lives import Counters, Lives
 from rtp.core.frontend.outbox import MASTER, Outbox
 from rtp.core.frontend.streams import Stream, Streams
-from rtp.core.frontend.timers import Timers
 from rtp.core.messages import (
     AnyMessage,
     Cancel,
@@ -39,30 +38,12 @@ from rtp.core.messages import (
     Tokens,
     WorkerLost,
 )
-from rtp.core.phases import TERMINAL, Phase, move
+from rtp.core.phases import Phase
 from rtp.core.ports import Detokenizer
 from rtp.core.types import FrontendId, RequestId, WorkerId
 
 BLAMELESS = frozenset({"tombstone", "preempted", "unknown"})
 """Rejections after which the same worker may well take the next attempt."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the start; each only grows."""
-
-    begun: int = 0
-    ended: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    replacements: int = 0
-    resumes: int = 0
-    """Replacements after the first token."""
-    reconnects: int = 0
-    duplicates: int = 0
-    gaps: int = 0
-    strays: int = 0
-    """Runs of requests and attempts that are over."""
 
 
 class Frontend:
@@ -81,18 +62,16 @@ class Frontend:
         reconnect_s: how long a broken stream may take to come back before its requests move on.
         max_cancelled: how many cancelled attempts are remembered, so that each is told once.
         """
-        self.counters = Counters()
-        self._id = frontend_id
         self._detokenizer = detokenizer
-        self._max_replacements = max_replacements
         self._reconnect_s = reconnect_s
-        self._requests: dict[RequestId, Request] = {}
-        self._dirty: dict[RequestId, Request] = {}  # may have something to deliver
-        self._behind: dict[RequestId, Request] = {}  # missed something their worker has sent
         self._streams = Streams()
-        self._timers = Timers()
         self._outbox = Outbox(max_cancelled)
+        self._lives = Lives(frontend_id, self._outbox, self._streams, max_replacements)
         self._now = 0.0
+
+    @property
+    def counters(self) -> Counters:
+        return self._lives.counters
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Takes one event; returns what to do, in order.
@@ -127,51 +106,33 @@ class Frontend:
 
     def next_deadline(self) -> float | None:
         """When to call with Tick: at once if the turn left something to send, else by timer."""
-        if self._dirty or self._behind or self._outbox:
+        if self._outbox or self._lives.unsent:
             return self._now
-        return self._timers.next()
+        return self._lives.next_timer()
 
     def idle(self) -> bool:
         """No request lives and nothing waits to be sent."""
-        return not (self._requests or self._dirty or self._behind or self._outbox)
+        return not (self._lives or self._outbox)
 
     def check(self) -> None:
         """Raises AssertionError where the tables disagree. Cost: O(requests)."""
-        placed = {}
-        for stream in self._streams:
-            for request_id, request in stream.requests.items():
-                assert request.grant is not None
-                assert request.grant.worker_id == stream.worker_id
-                assert request.grant.epoch == stream.epoch
-                placed[request_id] = request
-        assert len(self._timers) == len(self._requests)
-        for some in (placed, self._dirty, self._behind):
-            assert some.keys() <= self._requests.keys()
-        for request_id, request in self._requests.items():
-            assert request.phase not in TERMINAL
-            assert self._timers.get(request_id) == request.next_timer()
-            assert (request.grant is None) == (request.phase is Phase.QUEUED)
-            assert (request.grant is None) == (request_id not in placed)
+        self._lives.check()
 
     # ------------------------------------------------------------ clients
 
     def _begin(self, begin: Begin) -> None:
-        request = Request(begin, self._detokenizer, self._now)
-        self._requests[begin.request_id] = request
-        self.counters.begun += 1
-        self._ask(request)
+        self._lives.begin(Request(begin, self._detokenizer, self._now), self._now)
 
     def _client_gone(self, request_id: RequestId) -> None:
-        if request := self._requests.get(request_id):
-            self.counters.cancelled += 1
-            self._forget(request, Phase.CANCELLED, cancel="client_gone")
+        if request := self._lives.get(request_id):
+            self._lives.leave(request)
 
     def _client_paused(self, request_id: RequestId) -> None:
-        if request := self._requests.get(request_id):
+        if request := self._lives.get(request_id):
             request.paused = True
 
     def _client_ready(self, request_id: RequestId) -> None:
-        if request := self._requests.get(request_id):
+        if request := self._lives.get(request_id):
             request.paused = False
             self._outbox.owe_all(request)
 
@@ -194,7 +155,7 @@ class Frontend:
                 raise TypeError(f"not a message to a frontend: {type(message).__name__}")
 
     def _grant(self, grant: Grant) -> None:
-        request = self._requests.get(grant.request_id)
+        request = self._lives.get(grant.request_id)
         if request is None or grant.attempt < request.attempt:
             cancel = Cancel(grant.request_id, grant.attempt, "stale_grant")
             self._outbox.send(MASTER, cancel)
@@ -211,22 +172,24 @@ class Frontend:
         request.place(grant)
         stream.requests[grant.request_id] = request
         if grant.epoch < stream.epoch:
-            self._displace(request, "worker_restarted")  # granted to a life that is over
+            self._lives.displace(
+                request, self._now, "worker_restarted"
+            )  # granted to a life that is over
             return
         if not stream.up:
             request.connect_by = self._now + grant.lease_s
-        self._set_timer(request)
+        self._lives.set_timer(request)
         self._outbox.send(grant.worker_id, request.submit(self._now))
 
     def _refuse(self, refusal: Refuse) -> None:
-        request = self._requests.get(refusal.request_id)
+        request = self._lives.get(refusal.request_id)
         if request is None or request.attempt != refusal.attempt:
             return
         if request.phase is Phase.QUEUED:
-            self._fail(request, failures.refused(refusal), cancel="")
+            self._lives.fail(request, failures.refused(refusal), cancel="")
 
     def _run(self, worker_id: WorkerId, run: TokenRun) -> None:
-        request = self._requests.get(run.request_id)
+        request = self._lives.get(run.request_id)
         if request is None or not request.runs(worker_id, run.attempt):
             self.counters.strays += 1
             if request is None or run.attempt < request.attempt:
@@ -234,28 +197,30 @@ class Frontend:
             return
         match request.accept(run):
             case Taken.NEW:
-                self._dirty[run.request_id] = request
+                self._lives.gained(request)
                 self._outbox.owe(request, run.choice)
                 if request.ttft_deadline is not None:
-                    self._set_timer(request)
+                    self._lives.set_timer(request)
             case Taken.DUPLICATE:
                 self.counters.duplicates += 1
                 self._outbox.owe(request, run.choice)
             case Taken.GAP:
                 self.counters.gaps += 1
                 self._outbox.note("tokens.gap_found", request_id=run.request_id)
-                self._resync(request)
+                self._lives.resync(request)
             case Taken.FAILED:
-                self._fail(request, failures.numeric_fault(run.request_id))
+                self._lives.fail(request, failures.numeric_fault(run.request_id))
 
     def _rejected(self, worker_id: WorkerId, rejection: Rejected) -> None:
-        request = self._requests.get(rejection.request_id)
+        request = self._lives.get(rejection.request_id)
         if request is None or not request.runs(worker_id, rejection.attempt):
             return
         if rejection.retry:
-            self._displace(request, rejection.reason, blame=rejection.reason not in BLAMELESS)
+            self._lives.displace(
+                request, self._now, rejection.reason, blame=rejection.reason not in BLAMELESS
+            )
         else:
-            self._fail(request, failures.rejected(rejection))
+            self._lives.fail(request, failures.rejected(rejection))
 
     def _worker_lost(self, lost: WorkerLost) -> None:
         stream = self._streams.get(lost.worker_id)
@@ -277,9 +242,9 @@ class Frontend:
         stream.reopening = False
         for request in stream.requests.values():
             request.connect_by = None
-            self._set_timer(request)
+            self._lives.set_timer(request)
             if resync:
-                self._resync(request)
+                self._lives.resync(request)
 
     def _stream_down(self, event: StreamDown) -> None:
         stream = self._streams.get(event.worker_id)
@@ -293,125 +258,32 @@ class Frontend:
         stream.reopening = True
         for request in stream.requests.values():
             request.connect_by = self._now + self._reconnect_s
-            self._set_timer(request)
+            self._lives.set_timer(request)
         self._outbox.add(stream.connect(self._now))
 
+    def _give_up(self, stream: Stream, reason: str, *, blame: bool) -> None:
+        """Forgets a stream; its requests go elsewhere."""
+        for request in self._streams.close(stream):
+            self._lives.displace(request, self._now, reason, blame=blame, cancel=stream.up)
+
     def _master_up(self) -> None:
-        for request in self._requests.values():
+        for request in self._lives:
             if request.phase is Phase.QUEUED:
-                self._ask(request)
+                self._lives.ask(request, self._now)
 
     # ------------------------------------------------------------ the end of a turn
 
     def _tick(self) -> None:
         self._outbox.acknowledge()
-        dirty, self._dirty = self._dirty, {}
-        for request in dirty.values():
-            self._deliver(request)
-            if request.finished:
-                self._end(request)
-        behind, self._behind = self._behind, {}
-        for request in behind.values():  # a Submit that is known makes the worker send again
-            if request.grant is not None:
-                self._outbox.send(request.grant.worker_id, request.submit(self._now))
-        for request_id in self._timers.due(self._now):
-            self._look_at(self._requests[request_id])
+        self._lives.flush(self._now)
+        for request in self._lives.due(self._now):
+            self._look_at(request)
 
     def _look_at(self, request: Request) -> None:
         """A timer fired: the request's time is over, or its worker's stream did not open."""
         if request.expired(self._now):
-            self._fail(request, failures.timed_out(request.begin.request_id))
+            self._lives.fail(request, failures.timed_out(request.begin.request_id))
             return
         stream = self._streams.of(request)
         blame = self._now - stream.since >= self._reconnect_s  # else just slower than the lease
-        self._displace(request, "stream_slow", blame=blame, cancel=True)
-
-    def _deliver(self, request: Request) -> None:
-        deliver = request.deliver()
-        if deliver is not None:
-            self._outbox.add(deliver)
-
-    def _end(self, request: Request, *, cancel: str = "") -> None:
-        """Every choice is delivered; the Master learns it from the worker."""
-        begin = request.begin
-        if request.grant is not None:
-            self._outbox.over(request.grant.worker_id, begin.request_id, request.attempt)
-        self.counters.ended += 1
-        self._forget(request, Phase.DONE, cancel=cancel)
-        self._outbox.add(
-            Ended(begin.request_id, request.prompt_tokens, request.cached_tokens, request.generated)
-        )
-
-    # ------------------------------------------------------------ steps of a life
-
-    def _ask(self, request: Request) -> None:
-        self._set_timer(request)
-        self._outbox.send(MASTER, request.ask(self._id, self._now))
-
-    def _resync(self, request: Request) -> None:
-        """Asks the worker, at the turn's end, for everything from the next token wanted on."""
-        self._behind[request.begin.request_id] = request
-        self._outbox.owe_all(request)
-
-    def _displace(
-        self, request: Request, reason: str, *, blame: bool = False, cancel: bool = False
-    ) -> None:
-        """The current attempt is lost: asks for another place, or ends what cannot go on."""
-        assert request.grant is not None
-        request_id, attempt = request.begin.request_id, request.attempt
-        worker_id = request.grant.worker_id
-        self._outbox.note(
-            "request.displaced",
-            request_id=request_id,
-            worker_id=worker_id,
-            attempt=attempt,
-            reason=reason,
-        )
-        if cancel:
-            self._outbox.cancel(worker_id, request_id, attempt, reason)
-        request.conclude()
-        if request.finished:
-            self._deliver(request)
-            self._end(request, cancel=reason)
-            return
-        self._streams.remove(request)
-        request.displace(worker_id if blame else None)
-        self.counters.replacements += 1
-        self.counters.resumes += request.first_token
-        if request.first_token:
-            self._dirty[request_id] = request  # a concluded choice
-        if request.replacements > self._max_replacements:
-            self._fail(request, failures.no_worker(request_id))
-        else:
-            self._ask(request)
-
-    def _give_up(self, stream: Stream, reason: str, *, blame: bool) -> None:
-        """Forgets a stream; its requests go elsewhere."""
-        for request in self._streams.close(stream):
-            self._displace(request, reason, blame=blame, cancel=stream.up)
-
-    def _fail(self, request: Request, failure: Failed, *, cancel: str = "failed") -> None:
-        """Ends a request with an error, after what it has produced so far."""
-        self.counters.failed += 1
-        self._deliver(request)
-        rejected = request.phase is Phase.QUEUED and request.attempt == 1
-        self._forget(request, Phase.REJECTED if rejected else Phase.FAILED, cancel=cancel)
-        self._outbox.add(failure)
-
-    def _forget(self, request: Request, phase: Phase, *, cancel: str = "") -> None:
-        """Removes every trace; `cancel` is the reason told to the worker and the Master."""
-        request_id = request.begin.request_id
-        if cancel:
-            if request.grant is not None:
-                self._outbox.cancel(request.grant.worker_id, request_id, request.attempt, cancel)
-            self._outbox.send(MASTER, Cancel(request_id, request.attempt, cancel))
-        self._streams.remove(request)
-        request.phase = move(request.phase, phase)
-        request.grant = None
-        del self._requests[request_id]
-        self._dirty.pop(request_id, None)
-        self._behind.pop(request_id, None)
-        self._timers.remove(request_id)
-
-    def _set_timer(self, request: Request) -> None:
-        self._timers.set(request.begin.request_id, request.next_timer())
+        self._lives.displace(request, self._now, "stream_slow", blame=blame, cancel=True)

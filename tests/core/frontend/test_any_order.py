@@ -24,7 +24,7 @@ from rtp.core.events import (
     StreamUp,
     Tick,
 )
-from rtp.core.frontend.frontend import Counters
+from rtp.core.frontend.lives import Counters
 from rtp.core.messages import (
     Ack,
     Ask,
