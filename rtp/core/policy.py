@@ -42,6 +42,8 @@ class Query:
     number: int
     """Count of decisions made so far by this Master; a deterministic source for rotation and
     seeds."""
+    expected_output: int
+    """Tokens one choice of it is expected to produce."""
 
 
 class Predict(Protocol):

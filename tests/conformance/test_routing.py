@@ -49,6 +49,7 @@ def a_query(number: int = 0) -> Query:
         block_size=16,
         priority=0,
         number=number,
+        expected_output=50,
     )
 
 

@@ -30,15 +30,18 @@ def winner(name: str, offered: Candidates, number: int = 0, **params: object) ->
     return int(policy.score(a_query(number), offered, predict(num)).argmax())
 
 
-def test_predicted_ttft_is_minus_wait_and_twice_the_prefill():
+@pytest.mark.parametrize("excess", [0.0, 1.0])
+def test_predicted_ttft_is_minus_wait_twice_the_prefill_and_the_excess_decode(excess: float):
     offered = candidates(50)
-    policy = plugins.build("routing", "predicted_ttft")
-    a, b, c = PROFILE[:3]
+    policy = plugins.build("routing", "predicted_ttft", excess=excess)
+    a, b, c, _, e, f = PROFILE
     for i, score in enumerate(policy.score(a_query(), offered, predict(50))):
         cached = offered.matched_tokens[i]
         new = 1000 - cached
         prefill_s = a + b * new + c * new * (cached + new / 2)
-        assert score == pytest.approx(-(offered.wait_s[i] + 2 * prefill_s))
+        tokens = offered.context_tokens[i] + offered.prefill_tokens[i]
+        slower_s = 50 * (e * offered.num_requests[i] + f * tokens)
+        assert score == pytest.approx(-(offered.wait_s[i] + 2 * prefill_s + excess * slower_s))
 
 
 def test_predicted_ttft_weighs_a_hit_against_a_wait():

@@ -83,7 +83,6 @@ def placement(master: Master, request_id: RequestId) -> Facts | None:
 
 def _reasons(master: Master, reasons: Reasons) -> Facts:
     columns = zip(
-        reasons.rows.tolist(),
         reasons.places,
         reasons.scores.tolist(),
         reasons.matched_tokens.tolist(),
@@ -100,13 +99,13 @@ def _reasons(master: Master, reasons: Reasons) -> Facts:
             {
                 "worker_id": worker_id,
                 "rank": rank,
-                "chosen": row == reasons.chosen,
+                "chosen": i == 0,
                 "score": score if isfinite(score) else None,
                 "matched_tokens": matched,
                 "wait_s": wait_s,
                 "prefill_s": prefill_s,
             }
-            for row, (worker_id, rank), score, matched, wait_s, prefill_s in columns
+            for i, ((worker_id, rank), score, matched, wait_s, prefill_s) in enumerate(columns)
         ],
     }
 

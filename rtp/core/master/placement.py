@@ -1,13 +1,14 @@
 """Where one request goes: builds the candidates, lets the policy score them, keeps the reasons.
 
-A rank is a candidate while its unfinished predicted prefill work is under the lead (the time a
-grant takes to become a running prefill, so that nothing idles) and its pool has room for the
-request. A busy rank that holds the prompt's prefix is worth waiting for when
+A rank is ready while its unfinished predicted prefill work is under the lead (the time a grant
+takes to become a running prefill, so that nothing idles). Ready ranks whose pool has room for the
+request are candidates. A policy that `holds` is offered busy ranks as well, with their waits: where
+one of them still scores best, which by the default policy means
 
-    wait_busy + (1 + LAM) * prefill_busy < wait_idle + (1 + LAM) * prefill_idle
+    wait_busy + (1 + lam) * prefill_busy < wait_idle + (1 + lam) * prefill_idle
 
-in predicted seconds. LAM weighs the rank's time that a needless prefill takes from others. A head
-that every rank holds never satisfies it: both prefills are equal then.
+the request is held for it. A head that every rank holds never satisfies it: both prefills are
+equal.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from rtp.core.master.predictor import RankPredict
 from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import MOST_HELD, View
 from rtp.core.master.window import Waiting
-from rtp.core.messages import Ask
 from rtp.core.policy import Candidates, Query, Routing
-from rtp.core.types import BoolArray, FloatArray, IntArray, RequestId, WorkerId
+from rtp.core.types import BoolArray, FloatArray, IntArray, RequestId, WorkerId, num_hashes
 
-LAM = 1.0
 ROUND_DIGITS = 6
 """Scores are compared in whole microseconds, so that every machine decides alike."""
+MOST_REASON = 200
+"""Characters kept of a failing policy's message."""
 TOLD = 4
 """Top candidates whose numbers are kept."""
 
@@ -51,14 +52,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """Why a request went where it did: the best candidates, best first."""
+    """Why a request went where it did: the best candidates, the chosen one first."""
 
     number: int
     at: float
-    chosen: int
-    rows: IntArray
     places: list[tuple[WorkerId, int]]
-    """Worker and rank of each row then; rows are reused."""
     scores: FloatArray
     matched_tokens: FloatArray
     wait_s: FloatArray
@@ -93,65 +91,68 @@ class Placement:
         waiting: Waiting,
         view: View,
         block_size: int,
-        need_output: int,
+        expected_output: int,
         *,
         ready: BoolArray,
         allowed: BoolArray,
         affine_row: int,
         now: float,
     ) -> Choice | None:
-        """The best rank for one request, or None when no candidate can take it now.
+        """The best rank for one request, or None when no ready rank can take it.
 
-        ready, allowed: [R] of view.rows: under the lead; open to this request. need_output: tokens
-        it is expected to produce. Cost: one prefix match and about 30 array calls, whatever R.
+        ready, allowed: [R] of view.rows: under the lead; open to this request. expected_output:
+        tokens of one choice. Cost: one prefix match and about 40 array calls, whatever R.
         """
         self.num_looks += 1
         ask = waiting.ask
         match = self._map.match(low64(ask.hashes))
         most = reusable(ask.num_tokens, block_size)
         matched = np.minimum(match.device[view.rows] * block_size, most)
-        fits = allowed & (view.room >= ask.num_tokens - matched + need_output)
-        candidates = (fits & ready).nonzero()[0]
-        if not len(candidates):
-            return None
         new = ask.num_tokens - matched
-        prefill_s = RankPredict(view.coefficients).prefill_s(new, matched)
-        host = np.minimum(match.host[view.rows] * block_size, most)
-        best_tokens = float(min(match.best * block_size, most))
-        offered = _candidates(view, candidates, matched, host, best_tokens, affine_row)
+        fits = allowed & (view.room >= new + ask.n * expected_output)
+        if not (fits & ready).any():
+            return None
+        worth_a_wait = view.held < MOST_HELD if self._holds else False
+        at = (fits & (ready | worth_a_wait)).nonzero()[0]
+        offered = Candidates(
+            rank_ids=view.rows[at],
+            matched_tokens=matched[at],
+            host_tokens=np.minimum(match.host[view.rows[at]] * block_size, most),
+            best_tokens=float(min(match.best * block_size, most)),
+            wait_s=view.wait_s[at],
+            prefill_tokens=view.prefill_tokens[at],
+            num_requests=view.num_requests[at],
+            decode_rows=view.decode_rows[at],
+            context_tokens=view.context_tokens[at],
+            kv_free=view.kv_free[at],
+            kv_total=view.kv_total[at],
+            affine=view.rows[at] == affine_row,
+        )
+        query = Query(
+            num_tokens=ask.num_tokens,
+            max_tokens=ask.max_tokens,
+            num_blocks=num_hashes(ask.hashes),
+            block_size=block_size,
+            priority=ask.priority,
+            number=self.num_decisions,
+            expected_output=expected_output,
+        )
+        predict = RankPredict(view.coefficients[:, at])
+        prefill_s = predict.prefill_s(new[at], matched[at])
         known = self.last_fallback
-        scores, fallback = self._score(ask, offered, block_size, view, candidates, prefill_s)
-        order = np.lexsort((offered.rank_ids, view.load[candidates], ~offered.affine, -scores))
-        chosen = int(candidates[order[0]])
-        busy = self._worth_waiting_for(chosen, view, fits & ~ready, prefill_s)
-        if busy is None:
-            top = order[:TOLD]
-            told = candidates[top]
-            self._keep(
-                ask.request_id,
-                Reasons(
-                    number=self.num_decisions,
-                    at=now,
-                    chosen=int(view.rows[chosen]),
-                    rows=view.rows[told],
-                    places=[self._place_of(row) for row in view.rows[told].tolist()],
-                    scores=scores[top],
-                    matched_tokens=matched[told],
-                    wait_s=view.wait_s[told],
-                    prefill_s=prefill_s[told],
-                    num_candidates=len(candidates),
-                    fallback=fallback,
-                ),
-            )
-            self.num_decisions += 1
-        at = chosen if busy is None else busy
+        scores, fallback = self._score(query, offered, predict, prefill_s)
+        order = np.lexsort((offered.rank_ids, view.load[at], ~offered.affine, ~ready[at], -scores))
+        best = int(order[0])
+        hold = not ready[at[best]]
+        if not hold:
+            self._keep(ask.request_id, offered, scores, prefill_s, order, fallback, now)
         return Choice(
-            row=int(view.rows[at]),
-            hold=busy is not None,
-            matched_tokens=int(matched[at]),
-            new_tokens=int(new[at]),
-            prefill_s=float(prefill_s[at]),
-            wait_s=float(view.wait_s[at]),
+            row=int(offered.rank_ids[best]),
+            hold=hold,
+            matched_tokens=int(offered.matched_tokens[best]),
+            new_tokens=int(new[at[best]]),
+            prefill_s=float(prefill_s[best]),
+            wait_s=float(offered.wait_s[best]),
             failure=fallback if fallback != known else "",
         )
 
@@ -164,28 +165,13 @@ class Placement:
         return [(request_id, self._reasons[request_id]) for request_id in reversed(ids)]
 
     def _score(
-        self,
-        ask: Ask,
-        offered: Candidates,
-        block_size: int,
-        view: View,
-        candidates: IntArray,
-        prefill_s: FloatArray,
+        self, query: Query, offered: Candidates, predict: RankPredict, prefill_s: FloatArray
     ) -> tuple[FloatArray, str]:
         """The policy's scores in whole microseconds; least predicted wait where it fails."""
-        query = Query(
-            num_tokens=ask.num_tokens,
-            max_tokens=ask.max_tokens,
-            num_blocks=len(ask.hashes) // 16,
-            block_size=block_size,
-            priority=ask.priority,
-            number=self.num_decisions,
-        )
-        predict = RankPredict(view.coefficients[:, candidates])
         try:
             scores = np.asarray(self._routing.score(query, offered, predict), dtype=np.float64)
         except Exception as error:  # a user's policy may raise anything; serving goes on
-            reason = f"raised {type(error).__name__}: {error}"
+            reason = f"raised {type(error).__name__}: {error}"[:MOST_REASON]
         else:
             if scores.shape != offered.rank_ids.shape:
                 reason = f"returned shape {scores.shape}, not {offered.rank_ids.shape}"
@@ -195,21 +181,32 @@ class Placement:
                 return np.round(scores, ROUND_DIGITS), ""
         self.num_fallbacks += 1
         self.last_fallback = reason
-        return np.round(-(offered.wait_s + prefill_s[candidates]), ROUND_DIGITS), reason
+        return np.round(-(offered.wait_s + prefill_s), ROUND_DIGITS), reason
 
-    def _worth_waiting_for(
-        self, chosen: int, view: View, busy: BoolArray, prefill_s: FloatArray
-    ) -> int | None:
-        """Index of the busy rank that beats the chosen one even after its wait, if any."""
-        if not self._holds:
-            return None
-        cost = np.round(view.wait_s + (1 + LAM) * prefill_s, ROUND_DIGITS)
-        at = (busy & (view.held < MOST_HELD) & (cost < cost[chosen])).nonzero()[0]
-        return int(at[cost[at].argmin()]) if len(at) else None
-
-    def _keep(self, request_id: RequestId, reasons: Reasons) -> None:
+    def _keep(
+        self,
+        request_id: RequestId,
+        offered: Candidates,
+        scores: FloatArray,
+        prefill_s: FloatArray,
+        order: IntArray,
+        fallback: str,
+        now: float,
+    ) -> None:
+        top = order[:TOLD]
         self._reasons.pop(request_id, None)
-        self._reasons[request_id] = reasons
+        self._reasons[request_id] = Reasons(
+            number=self.num_decisions,
+            at=now,
+            places=[self._place_of(row) for row in offered.rank_ids[top].tolist()],
+            scores=scores[top],
+            matched_tokens=offered.matched_tokens[top],
+            wait_s=offered.wait_s[top],
+            prefill_s=prefill_s[top],
+            num_candidates=len(order),
+            fallback=fallback,
+        )
+        self.num_decisions += 1
         if len(self._reasons) > self._kept:
             self._reasons.popitem(last=False)
 
@@ -217,28 +214,3 @@ class Placement:
 def reusable(num_tokens: int, block_size: int) -> int:
     """The last token is always computed: whole blocks among the first num_tokens - 1."""
     return (num_tokens - 1) // block_size * block_size
-
-
-def _candidates(
-    view: View,
-    at: IntArray,
-    matched: FloatArray,
-    host: FloatArray,
-    best_tokens: float,
-    affine_row: int,
-) -> Candidates:
-    rows = view.rows[at]
-    return Candidates(
-        rank_ids=rows,
-        matched_tokens=matched[at],
-        host_tokens=host[at],
-        best_tokens=best_tokens,
-        wait_s=view.wait_s[at],
-        prefill_tokens=view.prefill_tokens[at],
-        num_requests=view.num_requests[at],
-        decode_rows=view.decode_rows[at],
-        context_tokens=view.context_tokens[at],
-        kv_free=view.kv_free[at],
-        kv_total=view.kv_total[at],
-        affine=rows == affine_row,
-    )

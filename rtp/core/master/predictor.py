@@ -24,7 +24,8 @@ SMALLEST = 1e-12
 LOWEST_FACTOR = 1e-3
 FORGETTING = 0.99
 START_VARIANCE = 100.0
-"""Of the factors, in units of one sample's relative noise squared: a start may well be off by two."""
+"""Of the factors, in units of one sample's relative noise squared: a start may well be off by
+two."""
 MOST_VARIANCE = 1000.0
 """Forgetting stops above it, or directions that no sample excites would blow up."""
 MOST_SURPRISE = 8.0

@@ -113,7 +113,7 @@ class Rounds:
         self, pool: Pool, waiting: Waiting, view: View, ready: BoolArray, now: float
     ) -> Choice | None:
         ask = waiting.ask
-        output = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
+        output = pool.outputs.expected(ask.tenant, ask.max_tokens)
         choice = self._placement.look(
             waiting,
             view,
@@ -125,7 +125,7 @@ class Rounds:
             now=now,
         )
         if choice is not None:
-            need = choice.new_tokens + output
+            need = choice.new_tokens + ask.n * output
             pool.window.refresh(waiting, choice.new_tokens, choice.prefill_s, need)
         return choice
 

@@ -1,30 +1,47 @@
-"""Least predicted time to first token, with the rank's own time weighed in: the default.
+"""Least predicted time to first token, with what the choice costs others weighed in: the default.
 
-A prefill costs its request once and everybody behind it on that rank once more; so its seconds
-count (1 + lam) times, the wait before it once.
+A prefill costs its request once and everybody behind it on that rank once more, so its seconds
+count (1 + lam) times, the wait before it once. Beside other requests each output token takes longer
+than it would alone; that excess over the expected output is added in seconds. Without it a quiet
+fleet would decode everything on the one rank that happened to see a shared head first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rtp.core.master.placement import LAM
+import numpy as np
+
 from rtp.core.policy import Candidates, Predict, Query, Routing
 from rtp.core.types import FloatArray
+
+LAM = 1.0
+EXCESS = 0.25
+"""A later token that comes late hurts less than a late first one. At a quarter, generated chats
+spread over their ranks (tests/core/master/test_traps.py) and lose little of their cache hits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedTtft:
     lam: float = LAM
+    excess: float = EXCESS
+    """Weight of the excess decode time; 0 leaves predicted TTFT alone."""
     holds: bool = True
     """A busy rank may be worth waiting for."""
 
     def score(self, query: Query, candidates: Candidates, predict: Predict) -> FloatArray:
-        """Minus (wait + (1 + lam) * prefill), in seconds."""
-        cached = candidates.matched_tokens
+        """Minus (wait + (1 + lam) * prefill + excess of the decode), in seconds."""
+        c, cached = candidates, candidates.matched_tokens
         prefill_s = predict.prefill_s(query.num_tokens - cached, cached)
-        return -(candidates.wait_s + (1 + self.lam) * prefill_s)
+        tokens = np.full(len(cached), float(query.num_tokens))
+        alone_s = predict.decode_s(np.ones(len(cached)), tokens)
+        # Whatever waits there to prefill will decode beside this request, too.
+        beside_s = predict.decode_s(
+            c.num_requests + 1, c.context_tokens + c.prefill_tokens + tokens
+        )
+        excess_s = query.expected_output * (beside_s - alone_s)
+        return -(c.wait_s + (1 + self.lam) * prefill_s + self.excess * excess_s)
 
 
-def build(lam: float = LAM) -> Routing:
-    return PredictedTtft(lam)
+def build(lam: float = LAM, excess: float = EXCESS) -> Routing:
+    return PredictedTtft(lam, excess)

@@ -1,4 +1,4 @@
-"""The predictor finds true coefficients, stays positive and forgets; a hung step does not fool it."""
+"""The predictor finds true coefficients, stays positive, forgets; a hung step does not fool it."""
 
 from __future__ import annotations
 
