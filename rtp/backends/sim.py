@@ -1,10 +1,11 @@
 """A Runner without a model: tokens by rule, seconds by formula.
 
-Pages hold token ids. The next token is a hash of every token that a row reads through its page
-table (and of seed, choice and index where the temperature is above 0), so that a page that is
-shared wrongly, stale or never written changes the output. All rows of a step read before any of
-them writes: a block that is shared in the step that fills it shows as well. `expected_tokens`
-computes the right output from the prompt alone.
+Pages hold token ids, each with a digest of all tokens before it, as real keys and values depend on
+them: a slot read behind another prefix reads as another token. The next token is a hash of every
+token that a row reads through its page table (and of seed, choice and index where the temperature
+is above 0), so that a page that is shared wrongly, stale or never written changes the output. All
+rows of a step read before any of them writes: a block that is shared in the step that fills it
+shows as well. `expected_tokens` computes the right output from the prompt alone.
 
 Seconds (design section 4): a step with prompt chunks costs `a + sum(b*new + c*new*(cached +
 new/2))`, one with decode rows `d + e*rows + f*context`, one with both the sum.
@@ -35,6 +36,7 @@ from rtp.core.steps import (
 from rtp.core.types import SamplingParams
 
 UNWRITTEN = -1
+DIGEST_BASE = 0x9E3779B97F4A7C15
 STEPS_REMEMBERED = 8
 
 
@@ -160,6 +162,8 @@ class SimRunner:
         self._realtime = realtime
         shape = (capacity.num_blocks, capacity.block_size)
         self._pages = np.full(shape, UNWRITTEN, dtype="<i4")
+        self._digests = np.zeros(shape, dtype=np.uint64)
+        self._powers = np.cumprod(np.full(capacity.max_model_len, DIGEST_BASE, dtype=np.uint64))
         self._sequences: dict[int, SequenceStart] = {}
         self._sampled: dict[int, tuple[RowResult, ...]] = {}
 
@@ -178,7 +182,7 @@ class SimRunner:
             self._answer(row, context) for row, context in zip(plan.rows, contexts, strict=True)
         )
         for row, context in zip(plan.rows, contexts, strict=True):
-            self._write(row, context[row.start :])
+            self._write(row, context)
         self._sampled[plan.step] = results
         self._sampled.pop(plan.step - STEPS_REMEMBERED, None)
         elapsed_s = self._cost.step_s(plan.rows)
@@ -200,13 +204,23 @@ class SimRunner:
             new = np.array([self._sampled[row.inputs.step][row.inputs.row].token], dtype="<i4")
         if len(new) != row.num_new:
             raise ShapeError(f"{len(new)} ids for {row.num_new} tokens")
-        return np.concatenate([self._pages[table].reshape(-1)[: row.start], new])
+        held = self._pages[table].reshape(-1)[: row.start]
+        digests = self._digests[table].reshape(-1)[: row.start]
+        misplaced = (digests != self._prefix_digests(held)) & (held != UNWRITTEN)
+        return np.concatenate([held + misplaced.astype("<i4"), new])
 
-    def _write(self, row: Row, new: npt.NDArray[np.int32]) -> None:
+    def _write(self, row: Row, context: npt.NDArray[np.int32]) -> None:
         table = np.frombuffer(row.pages, dtype="<i4")
         positions = np.arange(row.start, row.start + row.num_new)
         size = self.capacity.block_size
-        self._pages[table[positions // size], positions % size] = new
+        slots = table[positions // size], positions % size
+        self._pages[slots] = context[row.start :]
+        self._digests[slots] = self._prefix_digests(context)[row.start :]
+
+    def _prefix_digests(self, context: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        """Of context[: i + 1] at i: a polynomial modulo 2**64."""
+        terms = (context.astype(np.uint64) + np.uint64(1)) * self._powers[: len(context)]
+        return np.cumsum(terms, dtype=np.uint64)
 
     def _answer(self, row: Row, context: npt.NDArray[np.int32]) -> RowResult:
         if (context == self._nonfinite_token).any() or (context == UNWRITTEN).any():

@@ -59,6 +59,22 @@ def test_a_wrong_or_unwritten_page_changes_the_output(pages):
     assert bad.token != want[1]
 
 
+def test_f01_the_same_tokens_behind_another_prefix_are_not_the_same_page():
+    runner = small()
+    other = [*range(200, 204), *PROMPT[4:8]]
+    runner.execute(StepPlan(0, (row(0, other, [0, 1]),), started=(start(),)))
+    runner.execute(StepPlan(1, (row(0, PROMPT[:8], [2, 3], sequence=1),), (start(1),)))
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    want = sim.expected_tokens(runner._rule, PROMPT, params)
+    plans = [
+        StepPlan(2 + i, (row(8, PROMPT[8:], [2, page, 4], 0, sequence=1),))
+        for i, page in enumerate((3, 1))
+    ]
+    right, wrong = (runner.execute(plan).rows[0].token for plan in plans)
+    assert right == want[0]
+    assert wrong != want[0]
+
+
 def test_rows_of_one_step_do_not_see_each_others_pages():
     runner = small()
     rows = (row(0, PROMPT[:4], [0]), row(4, PROMPT[4:], [0, 1, 2], 0, sequence=1))
