@@ -49,6 +49,10 @@ class Network:
         """Of one message sent now; None: it cannot pass, and its connection breaks."""
         return self.latency_s
 
+    def notice_s(self) -> float:
+        """How long one end of a connection that broke takes to notice."""
+        return 0.0
+
 
 class VirtualCluster:
     """The processes, their connections and their time.
@@ -124,13 +128,13 @@ class VirtualCluster:
     def resume(self, process: Process) -> None:
         self._time.resume(process)
 
-    def cut(self, connection: Connection, first_s: float = 0.0, second_s: float = 0.0) -> None:
-        """Breaks a connection and loses what is on the way. The dialler notices after `first_s`,
-        the acceptor after `second_s`; until then each sends into the void."""
+    def cut(self, connection: Connection) -> None:
+        """Breaks a connection and loses what is on the way; until an end notices, it sends into the
+        void."""
         connection.broken = True
-        self._tell_down(connection, connection.dialler, first_s)
-        if connection.acceptor is not None:
-            self._tell_down(connection, connection.acceptor, second_s)
+        for end in (connection.dialler, connection.acceptor):
+            if end is not None:
+                self._tell_down(connection, end, self.network.notice_s())
 
     def _start(self, name: str, core: Core, skew_s: float) -> Process:
         self._num_processes += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rtp.backends import sim
 from rtp.core.commands import Command, Connect, Dial, HangUp, RunStep, Send
 from rtp.core.events import (
     ClientGone,
@@ -29,6 +30,8 @@ from rtp.core.steps import StepPlan, StepResult
 from rtp.core.types import FrontendId, RequestId, Role, WorkerId
 from rtp.core.virtual import HANDSHAKE_S, Network, VirtualCluster
 from rtp.core.virtual_time import Process
+from tests.support.cluster import a_cluster, a_request
+from tests.support.oracles import Expected, expected_choices
 
 TICK = Tick()
 F1, W1 = FrontendId("f1"), WorkerId("w1")
@@ -359,3 +362,35 @@ def test_the_same_input_is_the_same_run() -> None:
         world.cluster.run(3.0)
         runs.append((world.frontend.told, world.worker.told))
     assert runs[0] == runs[1]
+
+
+def test_second_turn_returns_to_its_prefix() -> None:
+    """The cores themselves, driven in virtual time."""
+    cluster = a_cluster(workers=2, routing="predicted_ttft")
+    first = cluster.run(a_request(tokens=range(3, 515), at=0.0))
+    again = cluster.run(a_request(tokens=range(3, 643), at=1.0))
+    assert again.rank_id == first.rank_id
+    assert again.matched_tokens == again.cached_tokens == 512
+
+
+def test_a_cluster_gives_every_choice_what_the_rule_says() -> None:
+    cluster = a_cluster(runner={"eos_every": 5})
+    planned = a_request(tokens=range(3, 50), max_tokens=12, n=3)
+    outcome = cluster.run(planned)
+    begin = planned.begin(outcome.request_id, 16)
+    for number, right in enumerate(expected_choices(begin, sim.Rule(32000, (2,), 5))):
+        choice = outcome.choices[number]
+        got = Expected(tuple(choice.ids), choice.text, choice.finish, choice.stop_reason)
+        assert got == right
+
+
+def test_o03_a_client_that_leaves_frees_everything_within_a_second() -> None:
+    cluster = a_cluster(workers=1)
+    outcome = cluster.begin(a_request(tokens=range(3, 500), max_tokens=500))
+    cluster.leave(outcome, at=2.0)
+    cluster.pass_time(2.5)
+    assert outcome.first_token_at is not None
+    cluster.pass_time(0.5)
+    assert cluster.master.idle()
+    assert cluster.frontend.idle()
+    assert cluster.workers[WorkerId("w0")].idle()

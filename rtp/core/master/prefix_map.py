@@ -306,6 +306,10 @@ class PrefixMap:
         planes = (owners.device, owners.host, owners.store)
         return bool(planes[PLANES[tier]] & self._bits.living(rank))
 
+    def keys(self, rank: int, tier: Tier) -> list[int]:
+        """What this rank is credited with in this tier, ascending. O(blocks)."""
+        return sorted(key for shard in self._shards for key in shard if self.holds(rank, key, tier))
+
     def num_arriving(self) -> int:
         """Blocks with unsettled arrivals, over all ranks; 0 when no request is under way."""
         return sum(map(len, self._pending)) + sum(map(len, self._confirmed))
