@@ -1,0 +1,104 @@
+"""Bugs put into the cores on purpose: a simulation that does not find them proves nothing.
+
+Each is a context manager; inside it the cores have the bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from unittest.mock import patch
+
+import msgspec
+
+import rtp.core.hashing
+from rtp.core.commands import Command, Send
+from rtp.core.events import Event, From
+from rtp.core.master.prefix_map import PrefixMap
+from rtp.core.messages import Cancel, Submit, Tokens
+from rtp.core.types import Hashes, Ids, Tier
+from rtp.core.worker.blocks import BlockManager
+from rtp.core.worker.worker import Worker
+
+
+@contextmanager
+def release_skipped_on_cancel() -> Iterator[None]:
+    """A cancelled sequence keeps its last page."""
+    handle, release = Worker.handle, BlockManager.release
+
+    def leaky(self: Worker, event: Event, now: float) -> list[Command]:
+        cancels = isinstance(event, From) and isinstance(event.message, Cancel)
+        skip = patch.object(BlockManager, "release", lambda self, ids: release(self, ids[:-1]))
+        with skip if cancels else nullcontext():
+            return handle(self, event, now)
+
+    with patch.object(Worker, "handle", leaky):
+        yield
+
+
+@contextmanager
+def resume_index_off_by_one() -> Iterator[None]:
+    """The worker numbers the tokens of a resumed choice one too low."""
+    handle = Worker.handle
+
+    def shifted(self: Worker, event: Event, now: float) -> list[Command]:
+        resumed = self.__dict__.setdefault("resumed", set())
+        if isinstance(event, From) and isinstance(event.message, Submit):
+            submit = event.message
+            resumed |= {
+                (submit.request_id, submit.attempt, state.choice)
+                for state in submit.choices
+                if state.output
+            }
+        return [_shift(command, resumed) for command in handle(self, event, now)]
+
+    with patch.object(Worker, "handle", shifted):
+        yield
+
+
+def _shift(command: Command, resumed: set[tuple[str, int, int]]) -> Command:
+    if not (isinstance(command, Send) and isinstance(command.message, Tokens)):
+        return command
+    runs = tuple(
+        msgspec.structs.replace(run, first_index=run.first_index - 1)
+        if (run.request_id, run.attempt, run.choice) in resumed
+        else run
+        for run in command.message.runs
+    )
+    return Send(command.peer, Tokens(runs))
+
+
+@contextmanager
+def hash_without_parent() -> Iterator[None]:
+    """A block's hash names its own tokens instead of the whole prefix."""
+    block_hashes = rtp.core.hashing.block_hashes
+
+    def alone(ids: Ids, block_size: int, seed: bytes, parent: bytes = b"") -> Hashes:
+        size = 4 * block_size
+        blocks = (ids[start : start + size] for start in range(0, len(ids) - size + 1, size))
+        return b"".join(block_hashes(block, block_size, seed) for block in blocks)
+
+    with (
+        patch("rtp.core.worker.sequence.block_hashes", alone),
+        patch("tests.support.cluster.block_hashes", alone),
+    ):
+        yield
+
+
+@contextmanager
+def evicted_keys_kept() -> Iterator[None]:
+    """The Master goes on crediting a rank with what it no longer holds."""
+
+    def keep(self: PrefixMap, rank: int, hashes: Hashes, tier: Tier) -> None:
+        """Does nothing."""
+
+    with patch.object(PrefixMap, "remove", keep):
+        yield
+
+
+BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "release_skipped_on_cancel": release_skipped_on_cancel,
+    "resume_index_off_by_one": resume_index_off_by_one,
+    "hash_without_parent": hash_without_parent,
+    "evicted_keys_kept": evicted_keys_kept,
+}

@@ -1,0 +1,241 @@
+"""What a seed stands for: a cluster's shape, its clients, and the faults that befall it.
+
+Everything is drawn from one Random before time starts: a seed repeats, whatever the cores do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from rtp.backends.sim import Rule
+from rtp.core.types import RequestId, SamplingParams
+from tests.support.cluster import Planned, a_request
+from tests.support.oracles import Expected, expected_choices
+
+VOCAB_SIZE = 60
+EOS = 2
+MAX_MODEL_LEN = 160
+ARRIVALS_S = 3.0
+CALM_AT_S = 7.0
+"""From here on the network is well, what was paused goes on and what died is started again."""
+FAULTS = (
+    "kill_worker",
+    "pause_worker",
+    "drain_worker",
+    "fail_runner",
+    "kill_master",
+    "pause_master",
+    "kill_frontend",
+    "pause_frontend",
+    "cut",
+    "partition",
+    "register_again",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of the cluster and options of its cores."""
+
+    workers: int
+    ranks: int
+    frontends: int
+    with_master: bool
+    """The one frontend lives in the Master's process."""
+    routing: str
+    block_size: int
+    num_blocks: int
+    eos_every: int
+    step_s: float
+    max_batch_tokens: int
+    chunk_while_decoding: int
+    max_rows: int
+    steps_in_flight: int
+    max_unacked: int
+    max_attempts: int
+    hang: float
+    """Share of steps that take a hundred times as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What the network does until it calms down."""
+
+    jitter_s: float
+    spike: float
+    """Share of messages that take up to 0.3 s."""
+    drop: float
+    """Share of messages that break their connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at: float
+    kind: str
+    who: int
+    """Index of the process it befalls, modulo how many there are."""
+    seconds: float
+    """How long it lasts, or until the next life starts."""
+    hard: bool
+    """Of a partition: connections break; else messages wait. Of a drain: without grace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A request and how its client behaves. Times in seconds after the request."""
+
+    planned: Planned
+    frontend: int
+    expected: tuple[Expected, ...]
+    leaves: float | None
+    pauses: tuple[float, float] | None
+    """When it stops reading, and for how long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    shape: Shape
+    trouble: Trouble
+    skews: tuple[float, ...]
+    """Clock offsets, dealt out to processes as they start; monotonic clocks are positive."""
+    clients: tuple[Client, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def calm(self) -> bool:
+        few = self.shape.max_attempts < len(self.clients)
+        return not (self.faults or self.trouble.drop or self.shape.hang or few)
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(VOCAB_SIZE, (EOS,), self.shape.eos_every)
+
+
+def make_scenario(seed: int) -> Scenario:
+    random = Random(seed)
+    shape = _shape(random)
+    quiet_times = random.random() < 0.15
+    trouble = Trouble(0.0005, 0.0, 0.0)
+    faults: tuple[Fault, ...] = ()
+    if not quiet_times:
+        trouble = Trouble(
+            jitter_s=random.choice([0.0005, 0.003, 0.03]),
+            spike=random.choice([0.0, 0.0, 0.01, 0.1]),
+            drop=random.choice([0.0, 0.0, 0.002, 0.02]),
+        )
+        faults = _faults(random)
+    rule = Rule(VOCAB_SIZE, (EOS,), shape.eos_every)
+    families = _families(random, shape.block_size)
+    clients = [_client(random, shape, rule, families) for _ in range(random.randint(6, 24))]
+    return Scenario(
+        seed=seed,
+        shape=shape,
+        trouble=trouble,
+        skews=tuple(random.choice([0.0, random.uniform(0.0, 1e6)]) for _ in range(64)),
+        clients=tuple(sorted(clients, key=lambda client: client.planned.at)),
+        faults=faults,
+    )
+
+
+def _shape(random: Random) -> Shape:
+    block_size = random.choice([4, 8])
+    with_master = random.random() < 0.3
+    return Shape(
+        workers=random.randint(1, 4),
+        ranks=random.choice([1, 1, 2]),
+        frontends=1 if with_master else random.randint(1, 3),
+        with_master=with_master,
+        routing=random.choice(["predicted_ttft"] * 3 + ["round_robin", "least_loaded", "random"]),
+        block_size=block_size,
+        num_blocks=-(-MAX_MODEL_LEN // block_size) + random.choice([0, 2, 20, 100]),
+        eos_every=random.choice([0, 12, 40]),
+        step_s=random.choice([0.002, 0.01, 0.04]),
+        max_batch_tokens=random.choice([8, 32, 256]),
+        chunk_while_decoding=random.choice([4, 16]),
+        max_rows=random.choice([2, 8, 64]),
+        steps_in_flight=random.choice([1, 2]),
+        max_unacked=random.choice([2, 16, 1024]),
+        max_attempts=random.choice([3, 64, 64]),
+        hang=random.choice([0.0, 0.0, 0.0, 0.01]),
+    )
+
+
+def _faults(random: Random) -> tuple[Fault, ...]:
+    kinds = random.sample(FAULTS, random.randint(1, 5))
+    faults = [
+        Fault(
+            at=random.uniform(0.0, CALM_AT_S - 1.0),
+            kind=random.choice(kinds),
+            who=random.randrange(16),
+            seconds=random.choice([0.02, 0.2, 0.7, 1.5, 4.0]) * random.uniform(0.5, 1.5),
+            hard=random.random() < 0.5,
+        )
+        for _ in range(random.choice([1, 2, 4, 8, 12]))
+    ]
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def _families(random: Random, block_size: int) -> list[list[int]]:
+    """Long prompts whose beginnings are shared. Half the time they are made of the same few blocks
+    in different orders: equal tokens behind different prefixes."""
+    count = random.randint(1, 4)
+    if random.random() < 0.5:
+        return [_tokens(random, 60) for _ in range(count)]
+    blocks = [_tokens(random, block_size) for _ in range(3)]
+    return [[token for _ in range(12) for token in random.choice(blocks)] for _ in range(count)]
+
+
+def _client(random: Random, shape: Shape, rule: Rule, families: list[list[int]]) -> Client:
+    head = random.choice(families)[: random.choice([0, 5, 16, 33, 60])]
+    prompt = head + _tokens(random, random.choice([1, 3, 9, 40]))
+    sampling = _sampling(random)
+    fields: dict[str, Any] = {
+        "n": random.choice([1, 1, 1, 2, 3]),
+        "include_stop": random.random() < 0.3,
+        "priority": random.choice([0, 0, -3, 5, 16]),
+        "chat_id": random.choice(["", "a", "b"]),
+        "tenant": random.choice(["", "t"]),
+        "timeout_s": random.choice([20.0, 20.0, 20.0, random.uniform(0.05, 3.0)]),
+        "ttft_timeout_s": random.choice([None, None, None, random.uniform(0.05, 3.0)]),
+    }
+    planned = a_request(
+        tokens=prompt, at=random.uniform(0.0, ARRIVALS_S), sampling=sampling, **fields
+    )
+    expected = expected_choices(planned.begin(RequestId(""), shape.block_size), rule)
+    if random.random() < 0.3 and len(expected[0].text) > 2:
+        start = random.randrange(len(expected[0].text) - 1)
+        planned.fields["stop"] = (expected[0].text[start : start + 2], "\u0e01\u0e02")
+        expected = expected_choices(planned.begin(RequestId(""), shape.block_size), rule)
+    return Client(
+        planned=planned,
+        frontend=random.randrange(3),
+        expected=tuple(expected),
+        leaves=random.choice([0.0, 0.005, 0.05, 0.3, 2.0]) if random.random() < 0.15 else None,
+        pauses=(random.uniform(0.0, 0.5), random.choice([0.1, 1.0, 100.0]))
+        if random.random() < 0.15
+        else None,
+    )
+
+
+def _sampling(random: Random) -> SamplingParams:
+    max_tokens = random.choice([1, 2, 8, 24, 60])
+    prompt_logprobs = random.choice([0, 2]) if random.random() < 0.1 else None
+    if prompt_logprobs is not None and random.random() < 0.3:
+        max_tokens = 0
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=random.choice([0, 0, min(3, max_tokens)]),
+        temperature=random.choice([0.0, 1.0]),
+        seed=random.getrandbits(63),
+        logprobs=random.choice([None, None, 0, 2]),
+        prompt_logprobs=prompt_logprobs,
+        ignore_eos=random.random() < 0.2,
+        stop_token_ids=(random.randrange(3, VOCAB_SIZE),) if random.random() < 0.2 else (),
+    )
+
+
+def _tokens(random: Random, count: int) -> list[int]:
+    return [random.randrange(3, VOCAB_SIZE) for _ in range(count)]
