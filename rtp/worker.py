@@ -88,7 +88,7 @@ class WorkerServer:
         for index, rank in enumerate(self._ranks):
             rank.hand_over(partial(loop.runner_event, index))
         self._watch = LoopWatch(loop.driver.times)
-        app = make_worker_app(loop, ready[0].card, self._secret)
+        app = make_worker_app(loop, ready[0].card, self._secret, os.environ.get("RTP_ADMIN_KEY"))
         # Nothing runs behind a connection that outlives the loop's close().
         self._runner = web.AppRunner(
             app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=0.5
@@ -102,12 +102,17 @@ class WorkerServer:
                 master=config.master,
                 register=register,
                 secret=self._secret,
-                linked=loop.linked,
+                unlinked=loop.unlinked,
                 on_change=lambda said: self._on_note(
                     Note("registration.answered", {"answer": said})
                 ),
             )
         )
+
+    def settle(self) -> None:
+        """Takes what exists now out of the garbage collector's sight; for a process of its own."""
+        if self._watch is not None:
+            self._watch.settle()
 
     async def drain(self) -> None:
         """Lets what runs finish, for the configured time."""
@@ -226,6 +231,7 @@ async def serve(config: WorkerConfig) -> int:
         await asyncio.wait({starting, *waits}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
+            server.settle()
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not server.stopped.is_set():
                 await server.drain()

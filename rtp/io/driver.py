@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from rtp.core.commands import Command
+from rtp.core.commands import Command, Note
 from rtp.core.events import Event, Tick
 from rtp.io.clock import LoopTimes, now
 
 TICK = Tick()
+FAULT_PAUSE_S = 0.05
 EARLIEST_S = 0.001
 """Shortest timer; loops count whole milliseconds, so a shorter one could fire before its time for
 ever."""
+
+
+def fault_note(core: str, error: Exception) -> Note:
+    """What an operator needs to report a bug."""
+    lines = traceback.format_exception(error)
+    return Note("core.failed", {"core": core, "error": repr(error), "traceback": "".join(lines)})
 
 
 class Core(Protocol):
@@ -29,25 +37,29 @@ class Core(Protocol):
 class Driver:
     """Drives one core inside the running loop.
 
-    after_turn: called behind each Tick.
     perform: carries out one command; called after the core's state has moved, in the order of the
     commands. What it tells a driver meanwhile (a message to a core in the same process) is handled
     when the commands at hand are through, so handle() is never entered twice.
+    on_fault: gets what a core or perform raised, which is a bug; the loop goes on with the next
+    event. after_turn: called behind each Tick.
     """
 
     def __init__(
         self,
         core: Core,
         perform: Callable[[Command], None],
+        on_fault: Callable[[Exception], None],
         after_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self.times = LoopTimes()
+        self._on_fault = on_fault
         self._after_turn = after_turn
         self._core = core
         self._perform = perform
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[Event] = deque()
         self._busy = False
+        self._faulty = False
         self._tick: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -77,8 +89,12 @@ class Driver:
         self._busy = True
         try:
             while self._inbox:
-                for command in self._core.handle(self._inbox.popleft(), now()):
-                    self._perform(command)
+                try:
+                    for command in self._core.handle(self._inbox.popleft(), now()):
+                        self._perform(command)
+                except Exception as error:
+                    self._faulty = True
+                    self._on_fault(error)
         finally:
             self._busy = False
             self._turn_cpu_s += time.thread_time() - start
@@ -90,23 +106,30 @@ class Driver:
         self.times.turn(self._turn_cpu_s)
         self._turn_cpu_s = 0.0
         self._after_turn()
-        if self._tick is None and not self._closed:
+        if self._faulty:
+            # A Tick that fails may leave its deadline where it was: no busy loop of failures.
+            self._faulty = False
+            self._arm_at(now() + FAULT_PAUSE_S)
+        elif self._tick is None and not self._closed:
             self._arm()
 
     def _arm(self) -> None:
         deadline = self._core.next_deadline()
         if deadline is None:
             return
-        wait = deadline - now()
-        if wait <= 0:
+        if deadline <= now():
             self._tick = self._loop.call_soon(self._end_turn)
-            return
+        else:
+            self._arm_at(deadline)
+
+    def _arm_at(self, deadline: float) -> None:
         if self._timer is not None:
             if self._timer_at <= deadline:
                 return  # it fires, finds nothing due and arms again: cheaper than a new one
             self._timer.cancel()
         self._timer_at = deadline
-        self._timer = self._loop.call_later(max(wait, EARLIEST_S), self._timer_fired)
+        wait = max(deadline - now(), EARLIEST_S)
+        self._timer = self._loop.call_later(wait, self._timer_fired)
 
     def _timer_fired(self) -> None:
         self._timer = None

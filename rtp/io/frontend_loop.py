@@ -19,7 +19,7 @@ from rtp.core.events import (
 )
 from rtp.core.messages import Ask, AskMessage, Cancel
 from rtp.core.types import FrontendId, RequestId, WorkerId
-from rtp.io.driver import Core, Driver
+from rtp.io.driver import Core, Driver, fault_note
 from rtp.io.worker_stream import Streams
 
 MASTER = "master"
@@ -46,7 +46,7 @@ class FrontendLoop:
         self.frontend_id = frontend_id
         self.models: dict[str, ModelCard] = {}
         """Models that workers have offered, by name."""
-        self.driver = Driver(core, self._perform)
+        self.driver = Driver(core, self._perform, self._fault)
         self._handles: dict[RequestId, Handle] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -123,6 +123,9 @@ class FrontendLoop:
         handle = self._handles.get(request_id)
         if handle is not None:
             handle.put(command)
+
+    def _fault(self, error: Exception) -> None:
+        self._on_note(fault_note("frontend", error))
 
     def _stream_closed(self, worker_id: str, reason: str) -> None:
         self._on_note(Note("stream.closed", {"worker_id": worker_id, "reason": reason}))

@@ -12,7 +12,9 @@ from rtp.core.commands import Note
 
 QUIET = frozenset({"request.placed", "request.held", "view.resynced", "stream.opened"})
 """Notes of the normal course of things: debug."""
-LOUD = frozenset({"step.hung", "runner.failed", "worker.lost", "registration.refused"})
+LOUD = frozenset(
+    {"step.hung", "core.failed", "runner.failed", "worker.lost", "registration.refused"}
+)
 """Notes an operator should see: warning."""
 
 

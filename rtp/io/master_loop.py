@@ -24,14 +24,15 @@ from rtp.core.messages import (
     Status,
 )
 from rtp.core.types import FrontendId, WorkerId
-from rtp.io.driver import Core, Driver
+from rtp.io.driver import Core, Driver, fault_note
 from rtp.io.frontend_loop import FrontendLoop
 from rtp.io.handshake import new_nonce
 from rtp.io.name_service import StaticNames
-from rtp.io.registration import CHALLENGE, REGISTER_PATH, TIMEOUT, receive
+from rtp.io.registration import CHALLENGE, REGISTER_PATH, TIMEOUT, ask_headers, receive
 from rtp.io.worker_link import Links
 
 CARD_RETRY_S = 1.0
+MAX_REGISTERS = 4096
 MAX_CARD_BYTES = 64 << 20
 
 
@@ -51,7 +52,7 @@ class MasterLoop:
         on_note: Callable[[Note], None],
     ) -> None:
         self.term = term
-        self.driver = Driver(core, self._perform)
+        self.driver = Driver(core, self._perform, self._fault)
         self._secret = secret
         self._challenge = new_nonce()
         self._on_card = on_card
@@ -108,9 +109,20 @@ class MasterLoop:
         known = self._registers.get(register.worker_id)
         if known is None or known.epoch <= register.epoch:
             self._registers[register.worker_id] = register
+            if len(self._registers) > MAX_REGISTERS:
+                self._forget_one()
         if register.card not in self._cards:
             self._cards[register.card] = asyncio.create_task(self._fetch_card(register))
         self.driver.tell(From(register.worker_id, register))
+
+    def _forget_one(self) -> None:
+        """The longest known worker without a link; its card goes with the last that offers it."""
+        for worker_id in self._registers:
+            if worker_id not in self._linked:
+                card = self._registers.pop(worker_id).card
+                if all(other.card != card for other in self._registers.values()):
+                    self._cards.pop(card).cancel()
+                return
 
     # ------------------------------------------------------------ in
 
@@ -155,7 +167,8 @@ class MasterLoop:
         last = ""
         while True:
             try:
-                card = await get_card(self._session, register)
+                headers = ask_headers(self._secret, self._challenge, "/card")
+                card = await get_card(self._session, register, headers)
             except (aiohttp.ClientError, OSError, TimeoutError, ProtocolError) as error:
                 if str(error) != last:
                     last = str(error)
@@ -192,6 +205,9 @@ class MasterLoop:
             case _:
                 raise TypeError(f"not a command of a Master: {type(command).__name__}")
 
+    def _fault(self, error: Exception) -> None:
+        self._on_note(fault_note("master", error))
+
     def _link_closed(self, worker_id: str, reason: str) -> None:
         self._note("link.closed", worker_id=worker_id, reason=reason)
 
@@ -199,10 +215,13 @@ class MasterLoop:
         self._on_note(Note(event, fields))
 
 
-async def get_card(session: aiohttp.ClientSession, register: Register) -> ModelCard:
+async def get_card(
+    session: aiohttp.ClientSession, register: Register, headers: dict[str, str]
+) -> ModelCard:
     """The card a worker serves. Raises ProtocolError unless its digest is the registered one, which
     was proved; so the card needs no proof of its own."""
-    async with session.get(f"http://{register.address}/card", timeout=TIMEOUT) as answer:
+    url = f"http://{register.address}/card"
+    async with session.get(url, headers=headers, timeout=TIMEOUT) as answer:
         body = await answer.content.read(MAX_CARD_BYTES)
         while len(body) < MAX_CARD_BYTES and (more := await answer.content.read(MAX_CARD_BYTES)):
             body += more

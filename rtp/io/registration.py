@@ -55,7 +55,7 @@ async def keep_registered(
     master: str,
     register: Register,
     secret: bytes,
-    linked: asyncio.Event,
+    unlinked: asyncio.Event,
     on_change: Callable[[str], None],
 ) -> None:
     """Registers whenever no link is up, until cancelled. master: URL or host:port.
@@ -64,10 +64,9 @@ async def keep_registered(
     body = msgspec.msgpack.encode(register)
     challenge, wait, last = "", FIRST_RETRY_S, ""
     while True:
-        if linked.is_set():
-            await asyncio.sleep(FIRST_RETRY_S)
+        if not unlinked.is_set():
+            await unlinked.wait()
             wait = FIRST_RETRY_S
-            continue
         proof = body_proof(secret, "register", challenge, body)
         headers = {CHALLENGE: challenge, PROOF: proof, "Content-Type": "application/msgpack"}
         try:
@@ -89,10 +88,18 @@ async def keep_registered(
         wait = min(2 * wait, LAST_RETRY_S)
 
 
+def asked_by_one_of_us(request: web.Request, secret: bytes) -> bool:
+    """Whether a GET carries the proof of ask_headers()."""
+    expected = body_proof(secret, "ask", request.headers.get(CHALLENGE, ""), request.path.encode())
+    return same(request.headers.get(PROOF, ""), expected)
+
+
 def answer_ask(request: web.Request, register: Register, secret: bytes) -> web.Response:
     """GET /registration: this worker's Register, proved over the asker's challenge."""
+    if not asked_by_one_of_us(request, secret):
+        return web.Response(status=401, text="not proved")
     body = msgspec.msgpack.encode(register)
-    proof = body_proof(secret, "registration", request.headers.get(CHALLENGE, ""), body)
+    proof = body_proof(secret, "registration", request.headers[CHALLENGE], body)
     return web.Response(body=body, content_type="application/msgpack", headers={PROOF: proof})
 
 
@@ -120,13 +127,20 @@ async def receive(request: web.Request, secret: bytes, challenge: str) -> Regist
     return register
 
 
+def ask_headers(secret: bytes, challenge: str, path: str) -> dict[str, str]:
+    """Proof that this GET comes from one of us. One who records it can have the same answer again,
+    which he has seen already."""
+    return {CHALLENGE: challenge, PROOF: body_proof(secret, "ask", challenge, path.encode())}
+
+
 async def ask(
     session: aiohttp.ClientSession, address: str, secret: bytes, challenge: str
 ) -> Register:
     """The Register of the worker at `address`. Raises ProtocolError, OSError, TimeoutError or
     aiohttp.ClientError."""
     url = f"http://{address}{ASK_PATH}"
-    async with session.get(url, headers={CHALLENGE: challenge}, timeout=TIMEOUT) as answer:
+    headers = ask_headers(secret, challenge, ASK_PATH)
+    async with session.get(url, headers=headers, timeout=TIMEOUT) as answer:
         body = await answer.read()
         if answer.status != 200:
             raise ProtocolError(f"{address} answered {answer.status}")

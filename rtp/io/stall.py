@@ -12,6 +12,9 @@ from rtp.io.clock import now
 FACTOR = 5.0
 FLOOR_S = 2.0
 """A step is never called hung earlier: small predictions are mostly noise."""
+FATAL_S = 60.0
+FATAL_FACTOR = 20.0
+"""A step that takes so long will not end: the worker gives up, to be started again."""
 LOOK_S = 0.25
 
 
@@ -36,9 +39,16 @@ def predicted_s(plan: StepPlan, profile: Sequence[float]) -> float:
 
 class StallWatch:
     """Limits for the steps in flight. A step over FACTOR x its prediction, and over FLOOR_S, is
-    hung: noted once, and stalled() says so until it ends."""
+    hung: noted once, and stalled() says so until it ends. on_fatal(reason): over FATAL_S and
+    FATAL_FACTOR."""
 
-    def __init__(self, profile: Sequence[float], on_note: Callable[[Note], None]) -> None:
+    def __init__(
+        self,
+        profile: Sequence[float],
+        on_note: Callable[[Note], None],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        self._on_fatal = on_fatal
         self._profile = profile
         self._on_note = on_note
         self._flying: dict[tuple[int, int], tuple[float, float]] = {}  # began, limit
@@ -75,4 +85,6 @@ class StallWatch:
                 self._hung.add((rank, step))
                 fields: dict[str, object] = {"rank": rank, "step": step, "waited_s": waited}
                 self._on_note(Note("step.hung", fields | {"limit_s": limit}))
+            if waited > max(FATAL_S, limit * FATAL_FACTOR / FACTOR):
+                self._on_fatal(f"rank {rank}: step {step} hangs since {waited:.0f} s")
         self._timer = self._loop.call_later(LOOK_S, self._look)

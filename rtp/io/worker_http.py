@@ -7,14 +7,19 @@ from aiohttp import web
 
 from rtp.core.card import ModelCard
 from rtp.core.errors import ProtocolError
-from rtp.io.registration import ASK_PATH, answer_ask
+from rtp.io.errors_http import ApiError
+from rtp.io.http_auth import Keys
+from rtp.io.registration import ASK_PATH, answer_ask, asked_by_one_of_us
 from rtp.io.upgrade import accept
 from rtp.io.worker_loop import WorkerLoop
 
 
-def make_worker_app(loop: WorkerLoop, card: ModelCard, secret: bytes) -> web.Application:
-    """Routes: /link /stream (proved), /registration, /card, /live /health /status /cache
-    /metrics."""
+def make_worker_app(
+    loop: WorkerLoop, card: ModelCard, secret: bytes, admin_key: str | None = None
+) -> web.Application:
+    """Routes: /link /stream /registration /card for holders of the secret; /live /health for all;
+    /status /cache /metrics on loopback, elsewhere with the admin key."""
+    keys = Keys(None, admin_key, {})
     packed_card = msgspec.msgpack.encode(card)
 
     async def link(request: web.Request) -> web.StreamResponse:
@@ -27,6 +32,8 @@ def make_worker_app(loop: WorkerLoop, card: ModelCard, secret: bytes) -> web.App
         return answer_ask(request, loop.register, secret)
 
     async def get_card(request: web.Request) -> web.Response:
+        if not asked_by_one_of_us(request, secret):
+            return web.Response(status=401, text="not proved")
         return web.Response(body=packed_card, content_type="application/msgpack")
 
     async def live(request: web.Request) -> web.Response:
@@ -38,19 +45,22 @@ def make_worker_app(loop: WorkerLoop, card: ModelCard, secret: bytes) -> web.App
         return web.json_response(status, status=503 if reason else 200)
 
     async def status(request: web.Request) -> web.Response:
+        keys.check_admin(request)
         return web.json_response(loop.facts(), dumps=_dumps)
 
     async def cache(request: web.Request) -> web.Response:
+        keys.check_admin(request)
         facts = loop.core.overview()
         blocks = [rank["cached_blocks"] for rank in facts["ranks"]]
         answer = {"version": facts["cache_version"], "cached_blocks": blocks}
         return web.json_response(answer, dumps=_dumps)
 
     async def metrics(request: web.Request) -> web.Response:
+        keys.check_admin(request)
         lines = [f"rtp_worker_{name} {value!r}" for name, value in sorted(numbers(loop.facts()))]
         return web.Response(text="\n".join(lines) + "\n")
 
-    app = web.Application(middlewares=[_bad_claims])
+    app = web.Application(middlewares=[_errors])
     app.add_routes(
         [
             web.get("/link", link, allow_head=False),
@@ -81,7 +91,7 @@ def numbers(facts: object, prefix: str = "") -> list[tuple[str, float]]:
 
 
 @web.middleware
-async def _bad_claims(
+async def _errors(
     request: web.Request,
     handler: web.Handler,  # type: ignore[name-defined]  # aiohttp does not export it
 ) -> web.StreamResponse:
@@ -89,6 +99,8 @@ async def _bad_claims(
         response: web.StreamResponse = await handler(request)
     except ProtocolError as error:
         return web.Response(status=400, text=str(error))
+    except ApiError as error:
+        return web.Response(status=error.status, text=str(error))
     return response
 
 

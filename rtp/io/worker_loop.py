@@ -23,7 +23,7 @@ from rtp.core.messages import Register
 from rtp.core.types import FrontendId
 from rtp.io.codec import FrameDecoder, FromFrontend, ToWorker
 from rtp.io.connection import FrameConnection
-from rtp.io.driver import Core, Driver
+from rtp.io.driver import Core, Driver, fault_note
 from rtp.io.handshake import Claim
 from rtp.io.runner_process import Broken, Done, FromRunner, RunnerHandle
 from rtp.io.stall import StallWatch
@@ -54,7 +54,8 @@ class WorkerLoop:
     on_note: Callable[[Note], None]
     on_fatal: Callable[[str], None]
     linked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while a Master's link is up."""
+    """Set while a Master's link is up, `unlinked` while none is."""
+    unlinked: asyncio.Event = field(default_factory=asyncio.Event)
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a drain has nothing left to wait for."""
     draining: bool = False
@@ -67,8 +68,9 @@ class WorkerLoop:
     stall: StallWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.driver = Driver(self.core, self._perform, self._after_turn)
-        self.stall = StallWatch(self.register.profile, self.on_note)
+        self.unlinked.set()
+        self.driver = Driver(self.core, self._perform, self._fault, self._after_turn)
+        self.stall = StallWatch(self.register.profile, self.on_note, self._fail)
 
     async def close(self) -> None:
         """Ends connections and Runners; peers that try again meanwhile are refused."""
@@ -116,9 +118,8 @@ class WorkerLoop:
             self.stall.done(rank, event.result.step)
             self.driver.tell(StepDone(rank, event.result))
         elif isinstance(event, Broken):
-            self.failed = f"rank {rank}: {event.reason}"
             self.driver.tell(RunnerFailed(rank, event.reason))
-            self.on_fatal(self.failed)
+            self._fail(f"rank {rank}: {event.reason}")
 
     # ------------------------------------------------------------ connections
 
@@ -143,6 +144,7 @@ class WorkerLoop:
         )
         self._link = link
         self.linked.set()
+        self.unlinked.clear()
         self._note("link.opened", term=self._term)
         self.driver.tell(MasterUp(self._term))
         return link
@@ -182,6 +184,7 @@ class WorkerLoop:
         if self._link is link:
             self._link = None
             self.linked.clear()
+            self.unlinked.set()
             self._note("link.closed", reason=reason)
             self.driver.tell(MasterDown())
 
@@ -206,6 +209,16 @@ class WorkerLoop:
                 self.on_note(command)
             case _:
                 raise TypeError(f"not a command of a worker: {type(command).__name__}")
+
+    def _fail(self, reason: str) -> None:
+        self.failed = self.failed or reason
+        self.on_fatal(reason)
+
+    def _fault(self, error: Exception) -> None:
+        """A scheduler that has failed once cannot be trusted with what it holds: better a new
+        life, and its requests resumed elsewhere."""
+        self.on_note(fault_note("worker", error))
+        self._fail(f"scheduler failed: {type(error).__name__}: {error}")
 
     def _after_turn(self) -> None:
         if self.draining and self.core.drained:

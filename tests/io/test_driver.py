@@ -22,13 +22,17 @@ class Order(Recorder):
         return self.answer(event)
 
 
+def never(error: Exception) -> None:
+    raise AssertionError("a fault") from error
+
+
 def up(name: str) -> FrontendUp:
     return FrontendUp(FrontendId(name))
 
 
 async def test_all_input_of_a_turn_comes_before_its_one_tick():
     core = Order()
-    driver = Driver(core, lambda command: None)
+    driver = Driver(core, lambda command: None, never)
     loop = asyncio.get_running_loop()
     for name in "abc":
         loop.call_soon(driver.tell, up(name))
@@ -43,7 +47,7 @@ async def test_all_input_of_a_turn_comes_before_its_one_tick():
 
 async def test_a_deadline_brings_a_tick_and_a_past_one_brings_it_at_once():
     core = Recorder()
-    driver = Driver(core, lambda command: None)
+    driver = Driver(core, lambda command: None, never)
     began = now()
     core.deadline = began + 0.02
     driver.tell(up("a"))
@@ -57,7 +61,7 @@ async def test_a_deadline_brings_a_tick_and_a_past_one_brings_it_at_once():
 
 async def test_an_earlier_deadline_replaces_a_later_one():
     core = Recorder()
-    driver = Driver(core, lambda command: None)
+    driver = Driver(core, lambda command: None, never)
     core.deadline = now() + 1000
     driver.tell(up("a"))
     await core.until(lambda: core.ticks == 1)
@@ -80,7 +84,7 @@ async def test_events_told_while_commands_are_carried_out_wait_for_them():
         done.append(command.event)
 
     core = Recorder(lambda e: [] if isinstance(e, Tick) else answer(e))
-    driver = Driver(core, perform)
+    driver = Driver(core, perform, never)
     driver.tell(up("a"))
     assert done == ["one", "two", "three"]
     driver.close()
@@ -88,7 +92,7 @@ async def test_events_told_while_commands_are_carried_out_wait_for_them():
 
 async def test_a_closed_driver_is_silent():
     core = Recorder()
-    driver = Driver(core, lambda command: None)
+    driver = Driver(core, lambda command: None, never)
     driver.tell(up("a"))
     driver.close()
     driver.tell(up("b"))
@@ -96,3 +100,25 @@ async def test_a_closed_driver_is_silent():
     await asyncio.sleep(0)
     assert core.events == [up("a")]
     assert core.ticks == 0
+
+
+async def test_a_fault_of_the_core_costs_one_event_and_no_busy_loop():
+    def answer(event: Event) -> list[Command]:
+        raise ValueError(type(event).__name__)
+
+    core = Recorder(answer)
+    faults: list[Exception] = []
+    driver = Driver(core, lambda command: None, faults.append)
+    core.deadline = now() - 1
+    driver.tell(up("a"))
+    driver.tell(up("b"))
+    await core.until(lambda: core.ticks == 1)
+    assert [str(f) for f in faults] == ["FrontendUp", "FrontendUp", "Tick"]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert core.ticks == 1
+    core.deadline = None
+    core.answer = lambda event: []
+    await core.until(lambda: core.ticks >= 2)
+    assert len(faults) == 3
+    driver.close()

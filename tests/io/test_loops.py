@@ -15,7 +15,7 @@ from rtp.core.messages import Register
 from rtp.core.types import RequestId, SamplingParams, pack_ids
 from rtp.io.frontend_loop import Handle
 from rtp.io.handshake import body_proof, key_id, new_nonce
-from rtp.io.registration import CHALLENGE, PROOF, REGISTER_PATH
+from rtp.io.registration import CHALLENGE, PROOF, REGISTER_PATH, ask_headers
 from tests.support.live import LiveCluster, live_cluster
 from tests.support.sockets import a_register
 
@@ -165,6 +165,37 @@ async def test_a_draining_worker_finishes_and_gets_no_more():
         assert end == "Ended"
         await draining
         assert cluster.num_ready() == 0
+
+
+async def test_r01_a_worker_at_an_ipv6_address():
+    async with live_cluster(workers=1, worker={"host": "::1"}) as cluster:
+        assert cluster.workers[0].server.address.startswith("[::1]:")
+        assert (await output(begin(cluster)))[1] == "Ended"
+
+
+async def test_what_a_worker_shows_to_whom():
+    async with live_cluster(workers=1) as cluster, aiohttp.ClientSession() as session:
+        server = cluster.workers[0].server
+        url = f"http://{server.address}"
+
+        async def get(path: str, **headers: str) -> tuple[int, str]:
+            async with session.get(url + path, headers=headers) as answer:
+                return answer.status, await answer.text("latin-1")
+
+        for path in ("/live", "/health"):
+            assert (await get(path))[0] == 200
+            assert (await get(path, **{"X-Forwarded-For": "10.0.0.1"}))[0] == 200
+        for path in ("/status", "/cache", "/metrics"):
+            assert (await get(path))[0] == 200
+            assert (await get(path, **{"X-Forwarded-For": "10.0.0.1"}))[0] == 401
+        assert "rtp_worker_ranks_0_kv_total 32768.0" in (await get("/metrics"))[1]
+        assert '"worker_id":"worker-0"' in (await get("/status"))[1]
+        for path in ("/card", "/registration"):
+            assert (await get(path))[0] == 401
+            assert (await get(path, **ask_headers(b"x" * 32, "c", path)))[0] == 401
+            assert (await get(path, **ask_headers(cluster.secret, "c", path)))[0] == 200
+        for path in ("/link", "/stream"):
+            assert (await get(path))[0] == 400
 
 
 # ---------------------------------------------------------------- registration

@@ -8,7 +8,7 @@ from rtp.core.commands import Note
 from rtp.core.steps import Known, Row, StepPlan
 from rtp.core.types import pack_ids
 from rtp.io import stall
-from rtp.io.stall import FLOOR_S, StallWatch, predicted_s
+from rtp.io.stall import FATAL_S, FLOOR_S, StallWatch, predicted_s
 
 PROFILE = (0.1, 0.01, 0.0, 0.5, 0.1, 0.001)
 
@@ -41,7 +41,8 @@ def test_prediction_adds_prefill_and_decode():
 
 async def test_a_hung_step_is_noted_once_and_until_it_ends(time: Time):
     notes: list[Note] = []
-    watch = StallWatch(PROFILE, notes.append)
+    fatal: list[str] = []
+    watch = StallWatch(PROFILE, notes.append, fatal.append)
     watch.begun(0, plan(7, (0, 90)))  # 1 s, so 5 s are allowed
     time.now += 4.9
     watch._look()
@@ -52,19 +53,23 @@ async def test_a_hung_step_is_noted_once_and_until_it_ends(time: Time):
     watch._look()
     assert watch.stalled() == "step 7 hangs"
     assert [n.event for n in notes] == ["step.hung"]
+    assert fatal == []
+    time.now += FATAL_S
+    watch._look()
+    assert fatal == ["rank 0: step 7 hangs since 65 s"]
     watch.done(0, 7)
     assert watch.stalled() == ""
     watch.close()
 
 
 async def test_short_steps_have_a_floor(time: Time):
-    watch = StallWatch(PROFILE, lambda note: None)
+    watch = StallWatch(PROFILE, lambda note: None, lambda reason: None)
     watch.begun(0, plan(1, (0, 1)))
     time.now += FLOOR_S + 0.9  # 5 x 0.6 s are allowed
     watch._look()
     assert not watch.stalled()
     watch.close()
-    quick = StallWatch((), lambda note: None)
+    quick = StallWatch((), lambda note: None, lambda reason: None)
     quick.begun(0, plan(1, (0, 1)))
     time.now += FLOOR_S * 0.9
     quick._look()
@@ -76,7 +81,7 @@ async def test_short_steps_have_a_floor(time: Time):
 
 
 async def test_a_step_in_flight_behind_another_has_its_time_too(time: Time):
-    watch = StallWatch(PROFILE, lambda note: None)
+    watch = StallWatch(PROFILE, lambda note: None, lambda reason: None)
     watch.begun(0, plan(1, (0, 90)))
     watch.begun(0, plan(2, (0, 90)))
     time.now += 1.0

@@ -236,6 +236,8 @@ async def live_cluster(
         finally:
             if hasattr(cluster, "master"):
                 await cluster.close()
+        faults = [note.fields for note in cluster.notes if note.event == "core.failed"]
+        assert not faults, faults
 
 
 def _flags(config: WorkerConfig) -> list[str]:
