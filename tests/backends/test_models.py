@@ -80,7 +80,8 @@ def test_family_agrees_with_transformers(tmp_path: Path, case: str):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_bf16_stays_near_float32(tmp_path: Path, family: str):
-    """bf16 keeps 8 bits: on these logits, of spread 10, transformers itself is off by 0.3 to 1."""
+    """bf16 keeps 8 bits: log-probabilities down to -12, through two layers, are off by 0.03 on
+    average and 0.12 at most."""
     path = tiny_checkpoint(tmp_path, family)
     found = []
     for dtype in ("fp32", "bf16"):
@@ -93,8 +94,8 @@ def test_bf16_stays_near_float32(tmp_path: Path, family: str):
         line[list(logprobs.top_ids)] = torch.tensor(logprobs.top_logprobs)
         found.append(line)
     exact, rounded = found
-    assert (exact - rounded).abs().mean() < 0.25
-    assert (exact - rounded).abs().max() > 0
+    assert (exact - rounded).abs().mean() < 0.1
+    assert 0 < (exact - rounded).abs().max() < 0.5
 
 
 def test_g01_a_tied_model_may_ship_its_head(tmp_path: Path):

@@ -131,14 +131,15 @@ def test_batched_decodes_of_unlike_length_agree_with_each_alone(checkpoint: Path
         assert request.output == alone(runner, request.prompt)
 
 
-def test_bf16_batches_and_chunks_stay_close_to_alone(checkpoint: Path):
-    """Rounding differs with the shape of a product; the first scores must be within a few bf16
-    steps of the logits (2^-8 of about 20)."""
+@pytest.mark.parametrize("chunk", [33, 1])
+def test_bf16_batches_and_chunks_stay_close_to_alone(checkpoint: Path, chunk: int):
+    """Chunks of one token take the decode path through the whole prompt. Rounding may differ with
+    the shape of a product: a few bf16 steps of logits up to 6 are allowed."""
     runner = build(checkpoint=checkpoint, dtype="bf16", num_blocks=128)
     scored = SamplingParams(max_tokens=9, temperature=0.0, logprobs=0)
     driver = Driver(runner)
     together = [driver.begin(prompt, scored) for prompt in PROMPTS]
-    driver.run(together, 1, chunk=33)
+    driver.run(together, 1, chunk=chunk)
     for request in together:
         single = driver.begin(request.prompt, scored)
         driver.run([single], 1)
@@ -146,7 +147,7 @@ def test_bf16_batches_and_chunks_stay_close_to_alone(checkpoint: Path):
         one, other = single.results[-1].logprobs, request.results[-1].logprobs
         assert one is not None
         assert other is not None
-        assert abs(one.logprob - other.logprob) < 0.5
+        assert abs(one.logprob - other.logprob) < 0.1
 
 
 # --- non-finite numbers -------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from tests.backends.driver import Driver, Request
 from tests.backends.make_references import MODEL, NUM_OUTPUTS
 from tests.support.references import NEAR_TIE, Stored, stored
 
-
 in_cache = pytest.mark.skipif(
     not cached_path(MODEL).exists(), reason=f"{MODEL} is not in the cache"
 )
