@@ -11,7 +11,11 @@ now = time.monotonic
 """Seconds, float. The only clock that reaches a core."""
 
 SAMPLE_S = 0.05
-COLLECT_S = 0.25
+COLLECT_S, COLLECT_BY_S = 0.25, 2.5
+"""Young collections: in a quiet moment, and without one."""
+FULL_S, FULL_BY_S = 30.0, 600.0
+QUIET_TURNS, IDLE_TURNS = 20, 2
+"""Turns of a sample period up to which a moment counts as quiet, as idle."""
 
 
 @dataclass(slots=True)
@@ -43,18 +47,19 @@ class LoopWatch:
     """Measures lateness of the running loop and, after settle(), collects garbage when it is idle.
 
     A full collection over a large prefix map stops the loop for tens of milliseconds. What exists
-    once serving starts is therefore frozen, the automatic collector is off, and young objects are
-    collected on purpose in a quiet turn (at the latest every tenth sample period that wanted it).
+    once serving starts is therefore frozen and the automatic collector is off. Young objects are
+    collected in a quiet moment, or after COLLECT_BY_S without one; all unfrozen ones, so that
+    cycles that lived a little longer do not pile up, when nothing happens at all, or after
+    FULL_BY_S.
     """
 
     def __init__(self, times: LoopTimes) -> None:
         self._times = times
         self._loop = asyncio.get_running_loop()
         self._turns_seen = 0
-        self._put_off = 0
         self._settled = False
+        self._collected_at = self._cleaned_at = now()
         self._due = now() + SAMPLE_S
-        self._next_collect = now() + COLLECT_S
         self._timer = self._loop.call_later(SAMPLE_S, self._sample)
 
     def settle(self) -> None:
@@ -76,23 +81,25 @@ class LoopWatch:
         self._times.samples += 1
         self._times.late_s += late
         self._times.max_late_s = max(self._times.max_late_s, late)
-        if self._settled and now() >= self._next_collect:
-            self._collect()
+        if self._settled:
+            self._maybe_collect()
         self._due = now() + SAMPLE_S
         self._timer = self._loop.call_later(SAMPLE_S, self._sample)
 
-    def _collect(self) -> None:
-        quiet = self._times.turns - self._turns_seen < 20
-        self._turns_seen = self._times.turns
-        self._put_off += 1
-        if not quiet and self._put_off < 10:
-            return
-        self._put_off = 0
+    def _maybe_collect(self) -> None:
         start = now()
-        # Generation 1 by habit; everything unfrozen only when nothing happens at all.
-        gc.collect(1)
-        spent = now() - start
+        turns = self._times.turns - self._turns_seen  # since the last sample
+        self._turns_seen = self._times.turns
+        young, full = start - self._collected_at, start - self._cleaned_at
+        if full > (FULL_S if turns <= IDLE_TURNS else FULL_BY_S):
+            gc.collect()
+            self._cleaned_at = start
+        elif young > (COLLECT_S if turns <= QUIET_TURNS else COLLECT_BY_S):
+            gc.collect(1)
+        else:
+            return
+        self._collected_at = now()
+        spent = self._collected_at - start
         self._times.collections += 1
         self._times.collect_s += spent
         self._times.max_collect_s = max(self._times.max_collect_s, spent)
-        self._next_collect = now() + COLLECT_S

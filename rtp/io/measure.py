@@ -33,7 +33,8 @@ def measure(runner: Runner, max_batch_tokens: int, progress: Callable[[str], Non
     progress("measuring prefill")
     prefills = []
     for new in sizes:
-        prefills += [(new, 0, bench.prefill(new, 0)) for _ in range(2)]
+        again = 2 if bench.spent_s < BUDGET_S / 8 else 1
+        prefills += [(new, 0, bench.prefill(new, 0)) for _ in range(again)]
         if bench.spent_s > BUDGET_S:
             break
     half = sizes[0] if bench.spent_s > BUDGET_S else max(1, longest // 2)

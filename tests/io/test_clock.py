@@ -1,0 +1,97 @@
+"""The watch on a loop: lateness, and garbage collected on purpose instead of by chance."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from rtp.io import clock
+from rtp.io.clock import LoopTimes, LoopWatch
+
+
+class Time:
+    now = 100.0
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(clock, "now", lambda: time.now)
+    return time
+
+
+class Knot:
+    """Garbage only a collector finds."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_turns_are_summed_and_the_worst_is_kept():
+    times = LoopTimes()
+    for cpu_s in (0.001, 0.005, 0.002):
+        times.turn(cpu_s)
+    facts = times.as_dict()
+    assert facts["turns"] == 3
+    assert facts["cpu_s"] == pytest.approx(0.008)
+    assert facts["max_turn_cpu_s"] == 0.005
+
+
+async def test_lateness_is_how_long_after_its_time_a_sample_comes(time: Time):
+    times = LoopTimes()
+    watch = LoopWatch(times)
+    for late in (0.0, 0.2, 0.1):
+        time.now += clock.SAMPLE_S + late
+        watch._timer.cancel()
+        watch._sample()
+    assert times.samples == 3
+    assert times.late_s == pytest.approx(0.3)
+    assert times.max_late_s == pytest.approx(0.2)
+    watch.close()
+
+
+async def test_after_settling_garbage_goes_in_quiet_moments(time: Time):
+    times = LoopTimes()
+    watch = LoopWatch(times)
+    watch.settle()
+    try:
+        assert not gc.isenabled()
+        knot = weakref.ref(Knot())
+        time.now += clock.COLLECT_S * 1.1
+        times.turns += clock.QUIET_TURNS + 1
+        watch._maybe_collect()
+        assert knot() is not None
+        watch._maybe_collect()  # no turn since: quiet
+        assert knot() is None
+        assert times.collections == 1
+        knot = weakref.ref(Knot())
+        time.now += clock.COLLECT_BY_S * 1.1
+        times.turns += clock.QUIET_TURNS + 1
+        watch._maybe_collect()  # busy for too long
+        assert knot() is None
+    finally:
+        watch.close()
+    assert gc.isenabled()
+
+
+async def test_older_garbage_goes_when_nothing_happens(time: Time):
+    times = LoopTimes()
+    watch = LoopWatch(times)
+    watch.settle()
+    try:
+        knot = Knot()
+        old = weakref.ref(knot)
+        gc.collect(1)  # it survives into the oldest generation
+        del knot
+        time.now += clock.COLLECT_S * 1.1
+        watch._maybe_collect()
+        assert old() is not None
+        time.now += clock.FULL_S
+        watch._maybe_collect()
+        assert old() is None
+    finally:
+        watch.close()
+    await asyncio.sleep(0)
