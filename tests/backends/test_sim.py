@@ -101,6 +101,7 @@ def test_eos_comes_as_often_as_asked_and_not_before_min_tokens():
     rule = sim.Rule(1000, (2,), eos_every=10)
     params = SamplingParams(max_tokens=100, min_tokens=5)
     contexts = [str(number).encode() for number in range(2000)]
+    assert {sim.Rule(4, (2,)).next_token(c, params, 0, 7) for c in contexts} == {0, 1, 3}
     tokens = [rule.next_token(context, params, 0, 7, (2,)) for context in contexts]
     assert 150 < tokens.count(2) < 250
     assert all(rule.next_token(context, params, 0, 4, (2,)) != 2 for context in contexts)
@@ -152,3 +153,11 @@ def test_a_malformed_row_is_named():
 
 def test_it_is_a_plugin():
     assert build("backend", "sim", num_blocks=3).capacity.num_blocks == 3
+
+
+def test_realtime_takes_as_long_as_it_says(monkeypatch):
+    slept: list[float] = []
+    monkeypatch.setattr(sim.time, "sleep", slept.append)
+    runner = small(realtime=True)
+    result = runner.execute(StepPlan(0, (row(0, PROMPT, [0, 1, 2]),), started=(start(),)))
+    assert slept == [result.elapsed_s]

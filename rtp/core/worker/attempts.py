@@ -1,5 +1,4 @@
-"""The attempts a worker holds, found by request, by frontend and by the time they must be looked
-at."""
+"""The attempts a worker holds: by request, by frontend, by when they must be looked at."""
 
 from __future__ import annotations
 

@@ -79,8 +79,7 @@ class _Scheduled:
 
 
 class Batcher:
-    """Plans the steps of one rank. Cost of a plan: O(running + LOOKAHEAD * blocks of one
-    prompt)."""
+    """Plans the steps of one rank. A plan costs O(running + LOOKAHEAD * blocks of a prompt)."""
 
     def __init__(
         self,
@@ -97,8 +96,8 @@ class Batcher:
         that a prompt advances in every step.  steps_in_flight: issued and not completed."""
         if min(max_batch_tokens - 1, chunk_while_decoding, max_rows, steps_in_flight) < 1:
             raise ConfigError(
-                "needs max_batch_tokens >= 2 and chunk_while_decoding, max_rows, steps_in_flight"
-                " >= 1"
+                "max_batch_tokens must be at least 2; chunk_while_decoding, max_rows and"
+                " steps_in_flight at least 1"
             )
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
         self.stats = stats or Stats()
@@ -301,8 +300,7 @@ class Batcher:
     # ------------------------------------------------------------ preemption
 
     def _make_room(self, seq: Sequence, chosen: dict[Sequence, int]) -> bool:
-        """A page for its next token, if need be another sequence's. False: it lost its own
-        pages."""
+        """A page for its next token, if need be another's. False: it lost its own."""
         while not self._running.grow(seq):
             if len(self._running) == 1:
                 self._drop(seq, "outgrown")
@@ -322,7 +320,6 @@ class Batcher:
         self._stop(seq)
         seq.restart()
         seq.preemptions += 1
-        seq.extend_keys(self._block_size)
         self._waiting[seq.arrival] = seq
 
     def _drop(self, seq: Sequence, reason: str) -> None:

@@ -1,5 +1,4 @@
-"""BlockManager: who uses which page of one tier, which pages hold a known prefix, and what leaves
-next.
+"""BlockManager: who uses which page of one tier, which hold a known prefix, what leaves next.
 
 Each block is in exactly one state: **held** (users > 0), **cached** (no user, but its content has a
 key and can be matched) or **free**. Cached blocks count as available: allocate() takes free ones
@@ -14,8 +13,7 @@ from collections.abc import Iterable, Sequence
 
 
 class BlockManager:
-    """Pages of one tier of one rank. Ids are 0 .. num_blocks-1; keys are 16-byte block hashes,
-    compared whole."""
+    """Pages of one tier of one rank. Ids are 0 .. num_blocks-1; keys are 128-bit block hashes."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -67,8 +65,7 @@ class BlockManager:
             self._users[block] += 1
 
     def allocate(self, n: int) -> list[int] | None:
-        """n blocks of undefined content with one user each; None, and nothing changed, without
-        room."""
+        """n blocks of any content with one user each; without room None, and nothing changed."""
         if n > self.num_available:
             return None
         ids = []
@@ -118,8 +115,7 @@ class BlockManager:
         return list(self._by_key)
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """(added, removed) since the last call; a key that came and went in between is in
-        neither."""
+        """(added, removed) since the last call; a key that came and went is in neither."""
         added = [key for key, new in self._changes.items() if new]
         removed = [key for key, new in self._changes.items() if not new]
         self._changes.clear()

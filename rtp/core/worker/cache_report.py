@@ -1,5 +1,4 @@
-"""What the Master is told of the ranks' caches: true deltas between versions, a snapshot on any
-doubt.
+"""What the Master is told of the ranks' caches: true deltas, and a snapshot on any doubt.
 
 One frame is unconfirmed at a time. A Poll that names the version of that frame confirms it. It is
 taken for lost, and a snapshot follows, when the Master says it has no view, names a version it

@@ -1,5 +1,4 @@
-"""One rank of a worker: its KV pool and batcher, the grants it has seen, and how it shows
-itself."""
+"""One rank of a worker: KV pool and batcher, grants seen, and how it shows itself."""
 
 from __future__ import annotations
 

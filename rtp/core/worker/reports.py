@@ -1,5 +1,4 @@
-"""What a worker tells its Master, and when: registration, Status, Now, and the cache
-(cache_report)."""
+"""What a worker tells its Master, and when: registration, Status, Now, cache reports."""
 
 from __future__ import annotations
 
@@ -107,7 +106,6 @@ class Reports:
         self.term = term
         self.linked = True
         self._poll = None
-        self._acked = self._seq  # nothing is on its way on this link
         self._changed = True
         self._status_at = now - IDLE_BEAT_S
         self.cache.restart()
@@ -172,8 +170,7 @@ class Reports:
         return [Send(MASTER, self._card)]
 
     def _status_due(self) -> float | None:
-        """The idle beat goes out even if the last Status is unacknowledged: the lease hangs on
-        it."""
+        """The idle beat goes out even while a Status is unacknowledged: the lease hangs on it."""
         assert self._poll is not None
         if self._changed and self._acked == self._seq:
             return self._status_at + min(self._poll.status_period_s, IDLE_BEAT_S)

@@ -1,5 +1,4 @@
-"""The sequences of a rank that hold pages: starting, growing, stopping, and which blocks they
-compute."""
+"""The sequences of a rank that hold pages: start, growth, stop, and the blocks they compute."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Running:
         return sum(self._growth(each, ahead) for each in (seq, *self)) <= room
 
     def start(self, seq: Sequence, held: list[int]) -> None:
-        """Gives it these cached blocks and fresh ones for all known tokens; room must be
-        checked."""
+        """Gives it these blocks and fresh ones for all known tokens; there must be room."""
         self._by_arrival[seq.arrival] = seq
         self.blocks.acquire(held)
         fresh = self.blocks.allocate(self.pages_for(len(seq.ids)) - len(held))

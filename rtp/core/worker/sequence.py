@@ -1,5 +1,4 @@
-"""One choice of one request on one rank: its tokens, how far they are computed, and the pages they
-are in.
+"""One choice of one request on one rank: its tokens, how far they are computed, its pages.
 
 Three counters run behind each other: `computed <= scheduled <= length`. `scheduled` counts tokens
 that issued plans put into the pages, `computed` those whose step has come back finite, `length` all

@@ -1,5 +1,4 @@
-"""Output of one choice that its frontend has not acknowledged yet, and the attempt it belongs
-to."""
+"""Output of a choice that its frontend has not acknowledged, and the attempt it belongs to."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Worker: takes attempts from frontends, runs them through one Batcher per rank, and answers for
-them.
+"""Worker: takes attempts from frontends, runs them on its ranks, and answers for them.
 
 `handle(event, now)` of an arrival or a result changes state and answers at once (tokens, refusals);
 steps are planned and reports are sent in the Tick that ends a turn (protocol rule 1). Every attempt
@@ -366,8 +365,7 @@ class Worker:
     # ------------------------------------------------------------ ends
 
     def _settle(self, attempt: Attempt, now: float) -> None:
-        """After a choice finished or was forgotten: is the attempt done, and may it be
-        forgotten?"""
+        """After a choice finished or was forgotten: is its attempt done, may it be forgotten?"""
         if not attempt.generating and not attempt.told:
             failed = any(stream.finish == "error" for stream in attempt.streams.values())
             self._tell_end(attempt, "failed" if failed else "done")

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from rtp.core.errors import ConfigError
 from rtp.core.steps import FromStep
 from rtp.core.types import split_hashes
 from rtp.core.worker import batcher
@@ -50,7 +51,7 @@ def test_two_steps_in_flight_feed_samples_that_are_not_known_yet():
 
 
 @BOTH
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_mix_of_requests_gives_each_its_solo_output(steps_in_flight, seed):
     """Shared prefixes, small pool, EOS, sampling, n: outputs never depend on the company."""
     draw = random.Random(seed)
@@ -210,6 +211,31 @@ def test_a07_a_prompt_larger_than_the_pool_is_refused_at_once():
     rig.assert_quiet()
 
 
+def test_a07_a_prompt_that_just_fits_the_pool_may_yield_one_token():
+    rig = Rig(sim_params={"num_blocks": 8})
+    rig.assert_finishes(rig.submit("one", range(32), 1))
+    rig.submit("two", range(32), 2)
+    assert [(r.request_id, r.reason) for r in rig.rejected] == [("two", "too_long")]
+
+
+def test_prompt_logprobs_are_complete_and_given_once_through_preemption():
+    rig = Rig(sim_params={"num_blocks": 32}, chunk_while_decoding=2)
+    old = rig.submit("old", range(4), 110)
+    rig.run(0.1)
+    long = rig.submit("long", range(100, 190), 2, prompt_logprobs=1)
+    rig.run()
+    rig.assert_right(old, long)
+    assert rig.worker.stats.preemptions == 1
+    assert [lp.token for lp in rig.prompt_logprobs["long", 0]] == list(range(101, 190))
+    rig = Rig(sim_params={"num_blocks": 32})
+    old = rig.submit("old", range(40), 80)
+    young = rig.submit("young", range(100, 110), 60, prompt_logprobs=1)
+    rig.run()
+    rig.assert_right(old, young)
+    assert rig.worker.stats.preemptions == 1
+    assert sum(row.num_new for row in rows(rig) if row.prompt_logprobs >= 0) == 10
+
+
 def test_a08_a_head_without_room_is_passed_by_small_ones_but_not_for_ever():
     rig = Rig()
     base = rig.submit("base", range(500, 540), 200)
@@ -302,3 +328,22 @@ def test_all_rows_share_one_step_up_to_the_limit():
     rig.assert_right(*submits)
     assert max(len(plan.rows) for plan in rig.runners[0].plans) == 3
     assert rig.worker.overview()["frontends"] == 1
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_batch_tokens": 1}, {"chunk_while_decoding": 0}, {"max_rows": 0}, {"steps_in_flight": 0}],
+)
+def test_limits_under_which_nothing_would_advance_are_refused(limits):
+    with pytest.raises(ConfigError, match="at least"):
+        Rig(**limits)
+
+
+def test_a_prompt_advances_even_where_decodes_could_take_the_whole_step():
+    rig = Rig(max_batch_tokens=4, chunk_while_decoding=4, max_rows=64)
+    submits = [rig.submit(f"r{i}", range(50 * i, 50 * i + 5), 30) for i in range(6)]
+    rig.run()
+    rig.assert_right(*submits)
+    plans = rig.runners[0].plans
+    assert max(sum(row.num_new for row in plan.rows) for plan in plans) == 4
+    assert max(sum(row.output_index > 0 for row in plan.rows) for plan in plans) == 3

@@ -78,6 +78,19 @@ def test_first_tokens_and_ends_are_told_at_once_and_repeated_until_acknowledged(
     assert not rig.master.statuses[-1].finished
 
 
+def test_the_time_in_the_queue_ends_where_the_first_step_begins():
+    rig = Rig(max_rows=1, steps_in_flight=2)
+    rig.submit("a", range(10), 20)
+    rig.submit("b", range(50, 60), 2)
+    start = rig.now
+    rig.run()
+    seconds = [rig.runners[0].runner._cost.step_s(plan.rows) for plan in rig.runners[0].plans]
+    first = next(i for i, plan in enumerate(rig.runners[0].plans) if i and plan.started)
+    assert rig.master.firsts["b", 0].queue_s == pytest.approx(sum(seconds[:first]))
+    assert rig.master.firsts["b", 0].prefill_s == pytest.approx(seconds[first])
+    assert rig.now > start
+
+
 def test_news_survive_a_lost_link():
     rig = Rig()
     submit = rig.submit("a", range(30), 3)

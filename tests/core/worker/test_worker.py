@@ -91,6 +91,10 @@ def test_a_repeated_submit_replays_from_the_acknowledged_index():
     (stream,) = rig.worker._attempts.get("a").streams.values()
     assert stream._prompt_logprobs == (), "what is acknowledged is not kept"
     assert list(again.ids) == rig.expected(submit)[4:]
+    rig.tell(From(F, Ack((AckItem(submit.request_id, 0, 0, 6),))))
+    rig.tell(From(F, submit))
+    (again,) = rig.frames[-1].runs
+    assert (again.first_index, again.ids, again.finish) == (6, (), "length")
     rig.tell(From(F, Ack((AckItem(submit.request_id, 0, 0, -1),))))
     count = len(rig.frames)
     rig.tell(From(F, submit))
@@ -151,6 +155,17 @@ def test_a_slow_reader_is_parked_and_goes_on_when_it_reads(steps_in_flight):
     rig.run()
     rig.assert_right(submit, quick)
     rig.assert_quiet()
+
+
+def test_a_reader_that_goes_on_is_not_cut_later():
+    rig = Rig(auto_ack=False, max_unacked=8, sim_params={"d": 1.0})
+    submit = rig.submit("a", range(10), 60)
+    rig.run(15.0)
+    assert len(rig.outputs["a", 0, 0]) == 9
+    rig.auto_ack = True
+    rig.tell(From(F, Ack((AckItem(submit.request_id, 0, 0, 9),))))
+    rig.assert_finishes(submit)
+    assert rig.now > 50.0
 
 
 def test_a_reader_that_stays_slow_is_cut_after_30_s():
@@ -342,5 +357,5 @@ def test_a_failed_runner_takes_its_rank_and_no_other(steps_in_flight):
     rig.assert_quiet()
     assert rig.master.keys[0] == set()
     table = rig.master.statuses[-1].columns()
-    assert table[0, 6] == 0
+    assert table[0, 5] == table[0, 6] == 0
     assert table[1, 6] == 256
