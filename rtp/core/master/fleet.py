@@ -26,6 +26,8 @@ from rtp.core.types import FrontendId, IntArray, RequestId, WorkerId
 STATUS_PERIOD_S = 0.020
 DELTA_PERIOD_S = 0.050
 MOST_MODELS = 256
+SAMPLES_PER_MEAN = 32
+"""The model's mean prediction follows its ranks' at this pace."""
 NOBODY = RequestId("")
 
 
@@ -78,11 +80,11 @@ class Fleet:
 
     def learned(self, member: Member) -> None:
         """Its hardware class saw a sample: every rank of the class predicts anew."""
-        coefficients = member.hardware.coefficients[:, None]
+        hardware = member.hardware
+        self._ranks.coefficients[:, hardware.rows] = hardware.coefficients[:, None]
         pool = self.pools.get(member.register.model)
-        for other in pool.members.values() if pool else ():
-            if other.hardware is member.hardware:
-                self._ranks.coefficients[:, other.rows] = coefficients
+        if pool is not None and hardware.num_samples % SAMPLES_PER_MEAN == 0:
+            pool.learn(self._ranks)
 
     def changed(self, member: Member) -> None:
         """Its load is not as it was: what waits may be placed now."""
@@ -112,7 +114,9 @@ class Fleet:
         if rows is None:
             return out + self._refuse(register, "the rank table is full", now)
         member = Member(register, rows, self._hardware(register), since=now)
-        self._ranks.coefficients[:, rows] = member.hardware.coefficients[:, None]
+        hardware = member.hardware
+        hardware.rows = np.concatenate([hardware.rows, rows])
+        self._ranks.coefficients[:, rows] = hardware.coefficients[:, None]
         for rank, row in enumerate(rows.tolist()):
             self._seats[row] = _Seat(member, rank)
         if schedulable(register.role):
@@ -160,8 +164,7 @@ class Fleet:
         """Shared by all workers of this model and profile; those nobody uses are dropped."""
         key = (register.model, register.profile)
         if key not in self._classes:
-            used = {id(m.hardware) for m in self.members}
-            self._classes = {k: v for k, v in self._classes.items() if id(v) in used}
+            self._classes = {k: v for k, v in self._classes.items() if len(v.rows)}
             self._classes[key] = HardwareClass(register.profile)
         return self._classes[key]
 
@@ -299,6 +302,8 @@ class Fleet:
         if pool is not None and pool.members.pop(register.worker_id, None) is not None:
             pool.refresh(self._ranks)
         self._ranks.give_back(member.rows)
+        hardware = member.hardware
+        hardware.rows = hardware.rows[~np.isin(hardware.rows, member.rows)]
         for row in member.rows.tolist():
             self._seats[row] = None
         event = "worker.failed" if state is MemberState.FAILED else "worker.lost"

@@ -25,7 +25,7 @@ from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import MOST_HELD, View
 from rtp.core.master.window import Waiting
 from rtp.core.policy import Candidates, Query, Routing
-from rtp.core.types import BoolArray, FloatArray, IntArray, RequestId, WorkerId, num_hashes
+from rtp.core.types import BoolArray, FloatArray, RequestId, WorkerId, num_hashes
 
 ROUND_DIGITS = 6
 """Scores are compared in whole microseconds, so that every machine decides alike."""
@@ -107,26 +107,27 @@ class Placement:
         ask = waiting.ask
         match = self._map.match(low64(ask.hashes))
         most = reusable(ask.num_tokens, block_size)
-        matched = np.minimum(match.device[view.rows] * block_size, most)
+        matched = np.minimum(match.device.take(view.rows) * block_size, most)
         new = ask.num_tokens - matched
         fits = allowed & (view.room >= new + ask.n * expected_output)
         if not (fits & ready).any():
             return None
         worth_a_wait = view.held < MOST_HELD if self._holds else False
         at = (fits & (ready | worth_a_wait)).nonzero()[0]
+        rows = view.rows.take(at)
         offered = Candidates(
-            rank_ids=view.rows[at],
-            matched_tokens=matched[at],
-            host_tokens=np.minimum(match.host[view.rows[at]] * block_size, most),
+            rank_ids=rows,
+            matched_tokens=matched.take(at),
+            host_tokens=np.minimum(match.host.take(rows) * block_size, most),
             best_tokens=float(min(match.best * block_size, most)),
-            wait_s=view.wait_s[at],
-            prefill_tokens=view.prefill_tokens[at],
-            num_requests=view.num_requests[at],
-            decode_rows=view.decode_rows[at],
-            context_tokens=view.context_tokens[at],
-            kv_free=view.kv_free[at],
-            kv_total=view.kv_total[at],
-            affine=view.rows[at] == affine_row,
+            wait_s=view.wait_s.take(at),
+            prefill_tokens=view.prefill_tokens.take(at),
+            num_requests=view.num_requests.take(at),
+            decode_rows=view.decode_rows.take(at),
+            context_tokens=view.context_tokens.take(at),
+            kv_free=view.kv_free.take(at),
+            kv_total=view.kv_total.take(at),
+            affine=rows == affine_row,
         )
         query = Query(
             num_tokens=ask.num_tokens,
@@ -137,15 +138,16 @@ class Placement:
             number=self.num_decisions,
             expected_output=expected_output,
         )
-        predict = RankPredict(view.coefficients[:, at])
-        prefill_s = predict.prefill_s(new[at], matched[at])
+        predict = RankPredict(view.coefficients.take(at, axis=1))
+        prefill_s = predict.prefill_s(new.take(at), offered.matched_tokens)
         known = self.last_fallback
         scores, fallback = self._score(query, offered, predict, prefill_s)
-        order = np.lexsort((offered.rank_ids, view.load[at], ~offered.affine, ~ready[at], -scores))
-        best = int(order[0])
+        ties = (scores == scores.max()).nonzero()[0]
+        keys = (rows, view.load.take(at), ~offered.affine, ~ready.take(at))
+        best = int(ties[np.lexsort([key.take(ties) for key in keys])[0]])
         hold = not ready[at[best]]
         if not hold:
-            self._keep(ask.request_id, offered, scores, prefill_s, order, fallback, now)
+            self._keep(ask.request_id, offered, scores, prefill_s, best, fallback, now)
         return Choice(
             row=int(offered.rank_ids[best]),
             hold=hold,
@@ -189,11 +191,12 @@ class Placement:
         offered: Candidates,
         scores: FloatArray,
         prefill_s: FloatArray,
-        order: IntArray,
+        best: int,
         fallback: str,
         now: float,
     ) -> None:
-        top = order[:TOLD]
+        top = np.argpartition(-scores, min(TOLD, len(scores) - 1))[:TOLD]
+        top = top[np.lexsort((offered.rank_ids[top], -scores[top], top != best))]
         self._reasons.pop(request_id, None)
         self._reasons[request_id] = Reasons(
             number=self.num_decisions,
@@ -203,7 +206,7 @@ class Placement:
             matched_tokens=offered.matched_tokens[top],
             wait_s=offered.wait_s[top],
             prefill_s=prefill_s[top],
-            num_candidates=len(order),
+            num_candidates=len(scores),
             fallback=fallback,
         )
         self.num_decisions += 1

@@ -15,7 +15,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from rtp.core.types import FloatArray
+from rtp.core.types import FloatArray, IntArray
 
 NUM_COEFFICIENTS = 6
 DEFAULT_PROFILE = (5e-3, 1e-4, 1e-9, 5e-3, 1e-3, 1e-7)
@@ -101,6 +101,12 @@ class HardwareClass:
         start = profile if usable else DEFAULT_PROFILE
         self.prefill = Fit(start[:3])
         self.decode = Fit(start[3:])
+        self.rows: IntArray = np.zeros(0, dtype=np.int64)
+        """Rows of the ranks that are predicted by it."""
+
+    @property
+    def num_samples(self) -> int:
+        return self.prefill.num_samples + self.decode.num_samples
 
     @property
     def coefficients(self) -> FloatArray:

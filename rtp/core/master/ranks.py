@@ -193,18 +193,18 @@ class Ranks:
 
     def view(self, rows: IntArray, now: float) -> View:
         """What the ranks in `rows` look like now; about 20 array calls."""
-        reported = self.reported[:, rows]
-        charged, requests = self.charged_tokens[rows], self.charged_requests[rows]
+        reported = self.reported.take(rows, axis=1)
+        charged, requests = self.charged_tokens.take(rows), self.charged_requests.take(rows)
         num_requests = reported[COLUMN["running"]] + reported[COLUMN["waiting"]] + requests
         prefill = reported[COLUMN["prefill_tokens"]] + charged
-        expected = prefill + self.reserved_tokens[rows]
+        expected = prefill + self.reserved_tokens.take(rows)
         kv_free = reported[COLUMN["kv_free"]]
         context = reported[COLUMN["context_tokens"]]
-        busy_s = np.maximum(self.busy_until[rows] - now, 0.0)
+        busy_s = np.maximum(self.busy_until.take(rows) - now, 0.0)
         return View(
             rows=rows,
             busy_s=busy_s,
-            wait_s=busy_s + self.held_s[rows],
+            wait_s=busy_s + self.held_s.take(rows),
             prefill_tokens=prefill,
             num_requests=num_requests,
             decode_rows=reported[COLUMN["decode_rows"]],
@@ -213,9 +213,9 @@ class Ranks:
             kv_total=reported[COLUMN["kv_total"]],
             room=np.where(num_requests == 0, np.inf, kv_free - expected),
             load=expected + context,
-            held=self.held[rows],
-            numbered=self.next_number[rows] - self.seen_upto[rows] <= MASK_BITS,
-            coefficients=self.coefficients[:, rows],
+            held=self.held.take(rows),
+            numbered=self.next_number.take(rows) - self.seen_upto.take(rows) <= MASK_BITS,
+            coefficients=self.coefficients.take(rows, axis=1),
         )
 
     def _work_s(self, rows: IntArray) -> FloatArray:

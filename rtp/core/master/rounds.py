@@ -57,11 +57,12 @@ class Rounds:
         out: list[Command] = []
         if not window.num_waiting or not len(pool.rows):
             return out
-        pool.learn(self._ranks)
         for held in window.held_too_long(now):
             pool.let_go(held, self._ranks)
         self._return_held(pool, now)
         for _ in range(MOST_LOOKS):
+            if not window.num_open:
+                break
             view = self._ranks.view(pool.rows, now)
             ready = view.numbered & (view.busy_s < pool.lead.seconds)
             waiting = self._next(pool, view, ready, now)

@@ -70,6 +70,11 @@ class Window:
         """All waiting requests, held ones included, in slot order."""
         return iter([w for w in self._slots if w is not None])
 
+    @property
+    def num_open(self) -> int:
+        """Requests that best() may name."""
+        return self.num_waiting - self.num_held - len(self._skipped)
+
     def add(self, waiting: Waiting, uncached: int, service_s: float, need: int) -> None:
         """uncached: prompt tokens to compute. need: pool tokens, output included."""
         if not self._free:
