@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rtp.backends.models.qwen2 import upper_windows
 from rtp.backends.models.spec import read_rope
 from rtp.backends.torch_cpu import build, load_model
 from rtp.backends.weights.formats import open_checkpoint
@@ -161,3 +162,11 @@ def test_rope_settings_are_read_in_both_dialects():
     assert math.isclose(old.theta, 5e5)
     with pytest.raises(ConfigError, match="layer type"):
         read_rope({"rope_parameters": {"full_attention": LINEAR}})
+
+
+def test_older_configs_place_windows_by_a_layer_number():
+    config = {"num_hidden_layers": 4, "sliding_window": 8, "max_window_layers": 3}
+    assert upper_windows(config | {"use_sliding_window": True}) == (None, None, None, 8)
+    assert upper_windows(config | {"use_sliding_window": False}) == (None,) * 4
+    with pytest.raises(ConfigError, match="max_window_layers"):
+        upper_windows({"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 8})
