@@ -11,8 +11,9 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from rtp.core.errors import ConfigError
 from rtp.core.types import Role
 from rtp.io import addresses
 
@@ -172,6 +173,16 @@ class WorkerConfig(Process, Model):
         None, "Threads that compute, per rank; default: all cores over the ranks.", "model"
     )
     drain_s: Seconds = option(10.0, "How long SIGTERM lets running requests go on.", "process")
+
+    @field_validator("master", "advertise")
+    @classmethod
+    def _is_an_address(cls, text: str) -> str:
+        try:
+            if text:
+                addresses.normal(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return text
 
     @model_validator(mode="after")
     def _can_be_found(self) -> Self:

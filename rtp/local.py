@@ -164,11 +164,13 @@ def first_key(path: Path | None) -> str:
     return next(filter(None, keys), "")
 
 
-async def greet(local: Local, config: LocalConfig) -> None:
+async def greet(local: Local, config: LocalConfig, progress: Progress) -> None:
     """What a person sees when all is ready: a proof that it works, and how to go on."""
     models = sorted({w["model"] for w in (await local.ready())["workers"]})
+    progress.close()
     key = first_key(config.api_key_file)
-    print(f"\nrtp is ready on {local.url}: {', '.join(models)} on {config.workers} workers\n")
+    count = "1 worker" if config.workers == 1 else f"{config.workers} workers"
+    print(f"\nrtp is ready on {local.url}: {', '.join(models)} on {count}\n")
     if config.ask:
         print(f"  > {QUESTION}")
         try:
@@ -192,11 +194,10 @@ async def serve(config: LocalConfig) -> int:
         local.kill()
         os._exit(130)
 
-    greeting = asyncio.create_task(greet(local, config))
+    greeting = asyncio.create_task(greet(local, config, progress))
     waits = [asyncio.create_task(ended.wait()), asyncio.create_task(local.failed())]
     try:
         await asyncio.wait({greeting, *waits}, return_when=asyncio.FIRST_COMPLETED)
-        progress.close()
         if greeting.done() and not greeting.exception():
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -105,6 +105,12 @@ def test_the_world_is_let_in_only_with_keys(tmp_path: Path, monkeypatch: pytest.
     assert load(WorkerConfig, ["--host", "::", "--advertise=h:1", secret], {}).host == "::"
 
 
+@pytest.mark.parametrize("address", ["nonsense host", "host", "ftp://h:1", "http://"])
+def test_what_is_no_address_is_a_start_up_error(address: str):
+    with pytest.raises(ConfigError, match="master="):
+        load(WorkerConfig, ["--master", address], {})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_help_tells_every_field(kind: type[Settings], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as end:

@@ -180,7 +180,10 @@ it."""
 def serve(descriptor: int, parent: int, load: Load) -> None:
     """The life of the child: one Runner, until the parent closes the socket. Does not return."""
     die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the parent's to act on
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # sent to a whole group, they are the parent's to act on
     pipe = _Pipe(socket.socket(fileno=descriptor))
     try:
         body = pipe.read()

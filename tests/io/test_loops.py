@@ -167,6 +167,15 @@ async def test_a_draining_worker_finishes_and_gets_no_more():
         assert cluster.num_ready() == 0
 
 
+async def test_both_ranks_of_a_worker_serve():
+    async with live_cluster(workers=1, worker={"dp": 2}) as cluster:
+        core = cluster.workers[0].server.loop.core
+        handles = [begin(cluster, f"r{i}", prompt=40 + i, max_tokens=64) for i in range(8)]
+        ends = await asyncio.gather(*map(output, handles))
+        assert {end for _, end in ends} == {"Ended"}
+        assert [rank["cached_blocks"] > 0 for rank in core.overview()["ranks"]] == [True, True]
+
+
 async def test_r01_a_worker_at_an_ipv6_address():
     async with live_cluster(workers=1, worker={"host": "::1"}) as cluster:
         assert cluster.workers[0].server.address.startswith("[::1]:")
