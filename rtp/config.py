@@ -21,6 +21,9 @@ Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, lt=65536)]
 
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Hosts that mean every address of this machine, and one of these."""
+
 
 def option(default: Any, doc: str, group: str) -> Any:  # Any: as pydantic's Field
     """A field with its help text and the group it is listed under."""
@@ -186,7 +189,7 @@ class WorkerConfig(Process, Model):
 
     @model_validator(mode="after")
     def _can_be_found(self) -> Self:
-        if self.host in ("0.0.0.0", "::") and not self.advertise:
+        if self.host in EVERYWHERE and not self.advertise:
             raise ValueError(f"host {self.host} is no address to dial: say which with advertise")
         return self
 
@@ -205,3 +208,16 @@ class LocalConfig(Public, Scheduling, Model):
     )
     ask: bool = option(True, "Ask the model an example question when it is ready.", "process")
     drain_s: Seconds = option(5.0, "How long an end lets running requests go on.", "process")
+
+    @property
+    def own_host(self) -> str:
+        """Where this machine reaches what listens on `host`."""
+        return EVERYWHERE.get(self.host, self.host)
+
+    @model_validator(mode="after")
+    def _reaches_itself(self) -> Self:
+        if not addresses.is_loopback(self.own_host):
+            raise ValueError(
+                f"host {self.host}: take a loopback address or all ({', '.join(EVERYWHERE)})"
+            )
+        return self

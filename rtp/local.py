@@ -49,8 +49,7 @@ class Local:
         self._reason = ""
         with listen(config.host, config.port) as probe:  # in use: say so before anything starts
             port = probe.getsockname()[1]
-        host = config.host if config.loopback else "127.0.0.1"
-        self.url = f"http://{addresses.join(host, port)}"
+        self.url = f"http://{addresses.join(config.own_host, port)}"
         self.logs = config.state / "logs" / str(port)
         self.logs.mkdir(parents=True, exist_ok=True)
         secret = config.secret_file or config.state / "cluster.secret"

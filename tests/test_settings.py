@@ -100,6 +100,9 @@ def test_the_world_is_let_in_only_with_keys(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(ConfigError, match="api_key_file"):
             load(kind, ["--host", "0.0.0.0", secret], {})
         assert load(kind, ["--host", "0.0.0.0", secret, "--api-key-file=k"], {}).host == "0.0.0.0"
+    assert load(LocalConfig, ["--host", "::", secret, "--api-key-file=k"], {}).own_host == "::1"
+    with pytest.raises(ConfigError, match="take a loopback"):
+        load(LocalConfig, ["--host", "10.0.0.1", secret, "--api-key-file=k"], {})
     with pytest.raises(ConfigError, match="advertise"):
         load(WorkerConfig, ["--host", "::", secret], {})
     assert load(WorkerConfig, ["--host", "::", "--advertise=h:1", secret], {}).host == "::"

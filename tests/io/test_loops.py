@@ -215,11 +215,12 @@ async def post(
     register: Register | bytes,
     secret: bytes | None = None,
     challenge: str | None = None,
+    kind: str = "application/msgpack",
 ) -> tuple[int, str]:
     body = register if isinstance(register, bytes) else msgspec.msgpack.encode(register)
     challenge = cluster.master.loop._challenge if challenge is None else challenge
     proof = body_proof(cluster.secret if secret is None else secret, "register", challenge, body)
-    headers = {CHALLENGE: challenge, PROOF: proof, "Content-Type": "application/msgpack"}
+    headers = {CHALLENGE: challenge, PROOF: proof, "Content-Type": kind}
     async with (
         aiohttp.ClientSession() as session,
         session.post(cluster.url + REGISTER_PATH, data=body, headers=headers) as answer,
@@ -260,6 +261,13 @@ async def test_a_malformed_registration_does_not_reach_the_core(alone: LiveClust
         assert "registration" in text
     assert alone.master.overview()["workers"] == []
     assert (await post(alone, msgspec.structs.replace(good, key_id="00000000")))[0] == 401
+
+
+async def test_a_registration_may_be_json(alone: LiveCluster):
+    register = msgspec.structs.replace(a_register(), key_id=_key_id(alone))
+    status, text = await post(alone, msgspec.json.encode(register), kind="application/json")
+    assert status == 200, text
+    assert [w["worker_id"] for w in alone.master.overview()["workers"]] == ["w1"]
 
 
 async def test_r01_r02_an_address_has_one_worker_however_it_is_written(alone: LiveCluster):
