@@ -1,4 +1,4 @@
-"""Membership: registrations, links, silence and loss, and what follows for rows, ledger and map."""
+"""Which ranks there are: registrations and removals, and what follows for rows, ledger and map."""
 
 from __future__ import annotations
 
@@ -7,28 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rtp.core.commands import Command, Dial, HangUp, Note, Send
+from rtp.core.commands import Command, HangUp, Note, Send
 from rtp.core.master.ledger import Ledger
-from rtp.core.master.members import (
-    FIRST_REDIAL_S,
-    LOST_S,
-    MOST_REDIAL_S,
-    Member,
-    Members,
-    MemberState,
-)
+from rtp.core.master.members import Member, Members, MemberState
 from rtp.core.master.pool import NO_ROWS, Pool, schedulable
 from rtp.core.master.predictor import HardwareClass
 from rtp.core.master.ranks import Booking, Ranks
-from rtp.core.messages import Fence, Poll, Register, Status, WorkerLost
-from rtp.core.types import FrontendId, IntArray, RequestId, WorkerId
+from rtp.core.messages import Fence, Register, WorkerLost
+from rtp.core.types import FrontendId, IntArray, WorkerId
 
-STATUS_PERIOD_S = 0.020
-DELTA_PERIOD_S = 0.050
 MOST_MODELS = 256
 SAMPLES_PER_MEAN = 32
 """The model's mean prediction follows its ranks' at this pace."""
-NOBODY = RequestId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +30,13 @@ class _Seat:
 class Fleet:
     """Each method takes one event and returns the commands that follow from it."""
 
-    def __init__(self, term: int, ranks: Ranks, ledger: Ledger, lead_s: float) -> None:
+    def __init__(self, ranks: Ranks, ledger: Ledger, lead_s: float) -> None:
         self.members = Members()
         self.pools: dict[str, Pool] = {}
         """By model; kept, without members, after its last worker left."""
         self.frontends: dict[FrontendId, None] = {}
         self.num_stale = 0
         """Messages of an old epoch, term or sequence."""
-        self._term = term
         self._ranks = ranks
         self._ledger = ledger
         self._lead_s = lead_s
@@ -102,7 +91,7 @@ class Fleet:
                 self.num_stale += 1
                 return []
             if register == known.register:
-                return self._redial_now(known, now)
+                return known.dial_early()
         refusal = self._mismatch(register)
         if refusal:
             return self._refuse(register, refusal, now)
@@ -124,11 +113,10 @@ class Fleet:
                 self.pools[register.model] = Pool(register.model, self._lead_s)
             self.pools[register.model].members[register.worker_id] = member
         self.members.add(member)
-        self._refresh(member)
-        facts = _facts(member) | {"role": str(register.role), "model": register.model}
+        self.refresh(member)
+        facts = member.facts() | {"role": str(register.role), "model": register.model}
         out.append(Note("worker.registered", facts))
-        out.append(Dial(register.worker_id, register.epoch, register.address))
-        return out
+        return [*out, member.dial()]
 
     def _mismatch(self, register: Register) -> str:
         """Why this worker cannot serve beside the others of its model; "" if it can."""
@@ -147,6 +135,8 @@ class Fleet:
                         f"{field} {getattr(register, field)!r} differs from "
                         f"{getattr(mine, field)!r} of {mine.worker_id}"
                     )
+        if register.model not in self.pools and len(self.pools) >= MOST_MODELS:
+            self.pools = {k: p for k, p in self.pools.items() if p.members or p.window.num_waiting}
         if register.model not in self.pools and len(self.pools) >= MOST_MODELS:
             return f"{MOST_MODELS} models are served already"
         return ""
@@ -168,90 +158,7 @@ class Fleet:
             self._classes[key] = HardwareClass(register.profile)
         return self._classes[key]
 
-    # ------------------------------------------------------------ links
-
-    def link_up(self, worker_id: WorkerId, epoch: int, now: float) -> list[Command]:
-        member = self.members.current(worker_id, epoch)
-        if member is None:
-            return [HangUp(worker_id, epoch)]
-        member.state = MemberState.LINKED
-        member.heard_at = now
-        member.num_dials = 0
-        self._refresh(member)
-        self.members.arm(member)
-        fences, member.owed_fences = member.owed_fences, []
-        return [*(Send(worker_id, fence) for fence in fences), self.poll(member)]
-
-    def link_down(self, worker_id: WorkerId, epoch: int, now: float) -> list[Command]:
-        """Dials again soon. A link that was up has 3 s to come back, a new worker 10 s."""
-        member = self.members.current(worker_id, epoch)
-        if member is None:
-            return []
-        out: list[Command] = []
-        if member.linked:
-            member.state = MemberState.RECONNECTING
-            member.heard_at = now
-            member.snapshot_next = 0
-            self._refresh(member)
-            facts = _facts(member) | {"reason": "link closed"}
-            out.append(Note("worker.suspected", facts))
-        member.next_dial = now + min(FIRST_REDIAL_S * 2.0**member.num_dials, MOST_REDIAL_S)
-        self.members.arm(member)
-        return out
-
-    def _redial_now(self, member: Member, now: float) -> list[Command]:
-        """It says itself that it is there: no need to sit out the pause between dials."""
-        if member.next_dial == np.inf:
-            return []
-        member.next_dial = now
-        self.members.arm(member)
-        return self._dial(member)
-
-    def _dial(self, member: Member) -> list[Command]:
-        member.next_dial = np.inf
-        member.num_dials += 1
-        register = member.register
-        return [Dial(register.worker_id, register.epoch, register.address)]
-
-    def heard(self, member: Member, now: float) -> list[Command]:
-        """Any message of its present life."""
-        member.heard_at = now
-        if member.state is not MemberState.SUSPECT:
-            return []
-        member.state = MemberState.LIVE
-        self._refresh(member)
-        self.members.arm(member)
-        return [Note("worker.recovered", _facts(member))]
-
-    def status(self, member: Member, status: Status, now: float) -> list[Command]:
-        """A Status that is newer than the last: load, seen grants, draining."""
-        table = status.columns()
-        out: list[Command] = []
-        first = member.state is MemberState.LINKED
-        if first:
-            member.state = MemberState.LIVE
-            self.members.arm(member)
-            out.append(Note("worker.joined", _facts(member)))
-        if member.acked_seq < 0:
-            # Later gaps may be grants of our own that are on their way.
-            for rank, number in self._ranks.resume_numbers(member.rows, table):
-                out.append(self._gap_fence(member, rank, number))
-        member.acked_seq = status.seq
-        self._ranks.report(member.rows, table, now)
-        self.changed(member)
-        if first or member.draining != status.draining:
-            if status.draining and not member.draining:
-                out.append(Note("worker.drained", _facts(member)))
-            member.draining = status.draining
-            self._refresh(member)
-        return out
-
-    def poll(self, member: Member) -> Command:
-        """The standing request for reports, with what was received."""
-        return Send(
-            member.worker_id,
-            Poll(self._term, STATUS_PERIOD_S, DELTA_PERIOD_S, member.acked_seq, member.version),
-        )
+    # ------------------------------------------------------------ loss
 
     def withdraw(self, booking: Booking, now: float) -> list[Command]:
         """Releases a grant whose attempt must not run, and puts a tombstone on its worker; kept
@@ -268,31 +175,6 @@ class Fleet:
             return []
         return [Send(member.worker_id, fence)]
 
-    # ------------------------------------------------------------ time and loss
-
-    def check(self, now: float) -> list[Command]:
-        """Whatever silence or a pause between dials has brought by now."""
-        out: list[Command] = []
-        for member in self.members.due(now):
-            silent_s = now - member.heard_at
-            match member.state:
-                case MemberState.DIALLING if now < member.next_dial:
-                    out += self.remove(member, MemberState.FAILED, "never reached", now)
-                case MemberState.LIVE:
-                    member.state = MemberState.SUSPECT
-                    self._refresh(member)
-                    facts = _facts(member) | {"reason": "silent", "silent_s": silent_s}
-                    out.append(Note("worker.suspected", facts))
-                case MemberState.LINKED | MemberState.SUSPECT:
-                    out += self.remove(member, MemberState.LOST, "silent", now)
-                case MemberState.RECONNECTING if now >= member.heard_at + LOST_S:
-                    out += self.remove(member, MemberState.LOST, "link closed", now)
-                case _:
-                    out += self._dial(member)
-            if member.present:
-                self.members.arm(member)
-        return out
-
     def remove(self, member: Member, state: MemberState, reason: str, now: float) -> list[Command]:
         """This life is over: its bookings and keys go, its frontends are told."""
         register = member.register
@@ -307,7 +189,7 @@ class Fleet:
         for row in member.rows.tolist():
             self._seats[row] = None
         event = "worker.failed" if state is MemberState.FAILED else "worker.lost"
-        facts = _facts(member) | {"reason": reason, "num_bookings": num_bookings}
+        facts = member.facts() | {"reason": reason, "num_bookings": num_bookings}
         lost = WorkerLost(register.worker_id, register.epoch)
         return [
             HangUp(register.worker_id, register.epoch),
@@ -315,20 +197,8 @@ class Fleet:
             Note(event, facts),
         ]
 
-    def _refresh(self, member: Member) -> None:
+    def refresh(self, member: Member) -> None:
+        """Its state changed: what of its model may be granted is worked out anew."""
         pool = self.pools.get(member.register.model)
         if pool is not None:
             pool.refresh(self._ranks)
-
-    def _gap_fence(self, member: Member, rank: int, number: int) -> Command:
-        """A number of an earlier Master whose grant never arrived: nobody's, but counted."""
-        return Send(member.worker_id, Fence(NOBODY, 0, rank, number))
-
-
-def _facts(member: Member) -> dict[str, object]:
-    register = member.register
-    return {
-        "worker_id": register.worker_id,
-        "epoch": register.epoch,
-        "address": register.address,
-    }

@@ -17,6 +17,7 @@ from rtp.core.master.affinity import Affinity
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.intake import Intake
 from rtp.core.master.ledger import Ledger
+from rtp.core.master.links import Links
 from rtp.core.master.members import Member, MemberState
 from rtp.core.master.overview import overview, placement
 from rtp.core.master.placement import Placement
@@ -73,7 +74,8 @@ class Master:
         self.map = prefix_map or PrefixMap(max_ranks, max_blocks)
         self.ranks = Ranks(max_ranks)
         self.ledger = Ledger(self.ranks, self.map, LEASE_S + LEASE_MARGIN_S)
-        self.fleet = Fleet(term, self.ranks, self.ledger, lead_s)
+        self.fleet = Fleet(self.ranks, self.ledger, lead_s)
+        self._links = Links(term, self.ranks, self.fleet)
         self.affinity = Affinity(affinity_chats, affinity_age_s)
         self.placements = Placement(routing, self.map, self.fleet.place_of, kept_placements)
         self.admission = Admission(
@@ -166,7 +168,7 @@ class Master:
 
     def _tick(self, event: Tick, now: float) -> list[Command]:
         self._due_now = None
-        out = self.fleet.check(now)
+        out = self._links.check(now)
         self.ledger.settle_lingering(now)
         out += self._expire_leases(now)
         for pool in self.fleet.pools.values():
@@ -204,10 +206,10 @@ class Master:
         return self.fleet.register(register, now)
 
     def _link_up(self, event: LinkUp, now: float) -> list[Command]:
-        return self.fleet.link_up(event.worker_id, event.epoch, now)
+        return self._links.link_up(event.worker_id, event.epoch, now)
 
     def _link_down(self, event: LinkDown, now: float) -> list[Command]:
-        return self.fleet.link_down(event.worker_id, event.epoch, now)
+        return self._links.link_down(event.worker_id, event.epoch, now)
 
     def _status(self, status: Status, now: float) -> list[Command]:
         member = self._current(status)
@@ -217,11 +219,11 @@ class Master:
         if not sound or status.term != self.term or status.seq <= member.acked_seq:
             self.fleet.num_stale += 1
             return []
-        out = self.fleet.heard(member, now)
+        out = self._links.heard(member, now)
         self._progress.step(member, status)
-        out += self.fleet.status(member, status, now)
+        out += self._links.status(member, status, now)
         self._progress.news(member, status.first_tokens, status.finished, now)
-        return [*out, self.fleet.poll(member)]
+        return [*out, self._links.poll(member)]
 
     def _now(self, message: Now, now: float) -> list[Command]:
         member = self._current(message)
@@ -229,21 +231,21 @@ class Master:
             return []
         self._progress.news(member, message.first_tokens, message.finished, now)
         self.fleet.changed(member)
-        return self.fleet.heard(member, now)
+        return self._links.heard(member, now)
 
     def _delta(self, delta: Delta, now: float) -> list[Command]:
         member = self._current(delta)
         if member is None:
             return []
-        out = self.fleet.heard(member, now) + self._views.delta(member, delta, now)
-        return [*out, self.fleet.poll(member)]
+        out = self._links.heard(member, now) + self._views.delta(member, delta, now)
+        return [*out, self._links.poll(member)]
 
     def _snapshot(self, snapshot: Snapshot, now: float) -> list[Command]:
         member = self._current(snapshot)
         if member is None:
             return []
-        out = self.fleet.heard(member, now) + self._views.snapshot(member, snapshot, now)
-        return [*out, self.fleet.poll(member)]
+        out = self._links.heard(member, now) + self._views.snapshot(member, snapshot, now)
+        return [*out, self._links.poll(member)]
 
     def _current(self, message: Status | Now | Delta | Snapshot) -> Member | None:
         """The sender, if it is linked and this is its present life."""

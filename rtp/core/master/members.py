@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from rtp.core.commands import Command, Dial
 from rtp.core.master.predictor import HardwareClass
 from rtp.core.messages import Fence, Register
 from rtp.core.types import IntArray, WorkerId
@@ -65,7 +66,7 @@ class Member:
     heard_at: float = 0.0
     """Of the last message, or when the link opened or closed."""
     next_dial: float = inf
-    num_dials: int = 1
+    num_dials: int = 0
     armed_at: float = inf
     acked_seq: int = -1
     version: int = NO_VERSION
@@ -99,6 +100,24 @@ class Member:
     def usable(self) -> bool:
         """May get new grants."""
         return self.state is MemberState.LIVE and not self.draining
+
+    def facts(self) -> dict[str, object]:
+        """What a Note says of it."""
+        register = self.register
+        return {
+            "worker_id": register.worker_id,
+            "epoch": register.epoch,
+            "address": register.address,
+        }
+
+    def dial(self) -> Command:
+        self.next_dial = inf
+        self.num_dials += 1
+        return Dial(self.register.worker_id, self.register.epoch, self.register.address)
+
+    def dial_early(self) -> list[Command]:
+        """It says itself that it is there: no need to sit out the pause between dials."""
+        return [] if self.next_dial == inf else [self.dial()]
 
     def next_check(self) -> float:
         """When time alone changes its state."""
