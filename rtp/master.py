@@ -38,6 +38,8 @@ from rtp.io.tokenizer import Tokenizer
 from rtp.serving import listen, until_signal
 from rtp.settings import from_command_line
 
+LAST_WORDS_S = 2.0
+
 
 class MasterServer:
     """A running Master: start(), then stop()."""
@@ -109,19 +111,20 @@ class MasterServer:
         self._watch.settle()
 
     async def drain(self) -> None:
-        """Lets open requests end, for the configured time; no new connection is taken."""
+        """Lets open requests end, for the configured time; nothing new is taken."""
         for site in list(self._runner.sites):
             await site.stop()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.drain_s):
-                await self.frontend.idle()
+        await self.frontend.drain(self._config.drain_s)
 
     async def stop(self) -> None:
+        """Closes everything; a client that does not read its end is not waited for."""
         self._watch.close()
-        await self._runner.shutdown()
+        await self.frontend.drain(0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._runner.cleanup()
         self.frontend.close()
         await self.loop.close()
-        await self._runner.cleanup()
         self._listener.close()
 
     def overview(self) -> dict[str, Any]:  # Any: JSON

@@ -220,7 +220,11 @@ def runner_spec(config: Model) -> RunnerSpec:
 async def serve(config: WorkerConfig) -> int:
     """Runs until a signal (0) or a failure (1)."""
     secret = read_secret(config.secret_path, create=config.loopback)
-    server = WorkerServer(config, secret, logs.note_logger(worker=config.worker_id))
+    server = WorkerServer(
+        config,
+        secret,
+        logs.note_logger(**({"worker": config.worker_id} if config.worker_id else {})),
+    )
     ended = asyncio.Event()
     until_signal(ended)
     threads = config.threads or max(1, (os.cpu_count() or 1) // config.dp)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from rtp.core.card import ModelCard
 from rtp.core.commands import Command, Connect, Deliver, Ended, Failed, Note, Send
@@ -50,6 +51,7 @@ class FrontendLoop:
         self._handles: dict[RequestId, Handle] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self._draining = False
         self._to_master = to_master
         self._on_note = on_note
         self._streams = Streams(
@@ -62,6 +64,9 @@ class FrontendLoop:
     def begin(self, begin: Begin) -> Handle:
         """Starts a request; what it brings comes through the Handle."""
         handle = Handle(begin.request_id, self.driver)
+        if self._draining:
+            handle.put(_stopping(begin.request_id))
+            return handle
         self._handles[begin.request_id] = handle
         self._idle.clear()
         handle.on_end = lambda: self._ended(begin.request_id)
@@ -87,9 +92,16 @@ class FrontendLoop:
     def open_requests(self) -> int:
         return len(self._handles)
 
-    async def idle(self) -> None:
-        """Returns when no request is open."""
-        await self._idle.wait()
+    async def drain(self, grace_s: float) -> None:
+        """Takes no further request and returns when none is open; those that still are after
+        `grace_s` end with an error."""
+        self._draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        for request_id, handle in list(self._handles.items()):
+            handle.put(_stopping(request_id))
+            self.driver.tell(ClientGone(request_id))
 
     def close(self) -> None:
         """Drops every stream; requests still open get no more."""
@@ -217,6 +229,11 @@ class Handle:
     def _end(self) -> None:
         self._over = True
         self.on_end()
+
+
+def _stopping(request_id: RequestId) -> Failed:
+    code, text = "service_unavailable", "The server is stopping"
+    return Failed(request_id, 503, "server_error", code, text, retry_after_s=1.0)
 
 
 def _size(command: Deliver) -> int:

@@ -16,6 +16,7 @@ from rtp.core.types import RequestId, SamplingParams, pack_ids
 from rtp.io.frontend_loop import Handle
 from rtp.io.handshake import body_proof, key_id, new_nonce
 from rtp.io.registration import CHALLENGE, PROOF, REGISTER_PATH, ask_headers
+from tests.support.client import Client
 from tests.support.live import LiveCluster, live_cluster
 from tests.support.sockets import a_register
 
@@ -205,6 +206,30 @@ async def test_what_a_worker_shows_to_whom():
             assert (await get(path, **ask_headers(cluster.secret, "c", path)))[0] == 200
         for path in ("/link", "/stream"):
             assert (await get(path))[0] == 400
+
+
+async def test_a_stopping_master_lets_streams_end_and_cuts_them_with_an_error_at_last():
+    slow = {"d": 0.005, "e": 0.0, "a": 1e-4, "b": 1e-6}
+    async with live_cluster(workers=1, params=slow, master={"drain_s": 0.5}) as cluster:
+        started = [asyncio.Event(), asyncio.Event()]
+        async with Client(cluster.url, "sim") as client:
+            short, long = (
+                asyncio.create_task(
+                    client.stream([5, i], max_tokens=n, on_chunk=lambda _, i=i: started[i].set())
+                )
+                for i, n in enumerate((40, 5000))
+            )
+            await asyncio.gather(*(event.wait() for event in started))
+            await cluster.master.drain()
+            late = begin(cluster)
+            assert [c.status async for c in late] == [503]
+            first, second = await short, await long
+            assert first.done
+            assert first.finish == "length"
+            assert second.error["code"] == "service_unavailable"
+            async with asyncio.timeout(1.0):
+                while not cluster.workers[0].server.loop.core.idle():  # noqa: ASYNC110  as above
+                    await asyncio.sleep(0.005)
 
 
 # ---------------------------------------------------------------- registration
