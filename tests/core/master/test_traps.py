@@ -63,7 +63,7 @@ def test_a_common_head_is_no_reason_to_wait():
 
 def test_w04_affinity_survives_long_queues():
     """Offered load over 100 %: the hit rate does not fall to that of a random choice."""
-    jobs = chats(num=300, turns=5, every_s=0.5, seed=3)
+    jobs = chats(num=200, turns=5, every_s=0.3, seed=3)
     light = hit_rate(serve(chats(num=30, turns=5, every_s=1.0, seed=3), workers=2))
     heavy = serve(jobs, workers=2, cache_tokens=600_000)
     blind = serve(jobs, workers=2, cache_tokens=600_000, routing="random")
@@ -92,14 +92,14 @@ def test_a05_one_long_prompt_does_not_stall_the_short_ones():
 
 
 def test_long_prompts_are_not_starved_by_short_ones():
-    """120 % offered load for 50 s: short ones alone would keep the rank, the overdue rule lets the
+    """125 % offered load for 41 s: short ones alone would keep the rank; the overdue rule lets the
     long one in."""
-    jobs = [Job(0.026 * i, unique(3000), 1) for i in range(1920)]
-    jobs.insert(40, Job(1.03, unique(30_000), 1))
+    jobs = [Job(0.05 * i, unique(6000), 1) for i in range(820)]
+    jobs.insert(24, Job(1.17, unique(30_000), 1))
     served = serve(jobs, workers=1, cache_tokens=100_000)
     long = next(s for s in served if len(s.job.prompt) == 30_000)
     assert 30.0 < long.ttft_s < 31.0
-    assert max(s.job.at + s.ttft_s for s in served) > 55.0, "the load outlasted its turn"
+    assert max(s.job.at + s.ttft_s for s in served) > 40.0, "the load outlasted its turn"
 
 
 def test_chats_return_to_their_ranks_and_spread():
