@@ -109,6 +109,15 @@ class Scenario:
         few = self.shape.max_attempts < len(self.clients)
         return not (self.faults or self.trouble.drop or self.shape.hang or few)
 
+    def serial_s(self) -> float:
+        """About what one rank would take for all requests, one after another."""
+        shape, steps = self.shape, 0.0
+        for client in self.clients:
+            steps += max(len(choice.ids) for choice in client.expected)
+            prompts = client.planned.fields["n"] * len(client.planned.tokens)
+            steps += prompts / shape.chunk_while_decoding
+        return 1.5 * shape.step_s * steps
+
     @property
     def rule(self) -> Rule:
         return Rule(VOCAB_SIZE, (EOS,), self.shape.eos_every)
@@ -129,7 +138,8 @@ def make_scenario(seed: int) -> Scenario:
         faults = _faults(random)
     rule = Rule(VOCAB_SIZE, (EOS,), shape.eos_every)
     families = _families(random, shape.block_size)
-    clients = [_client(random, shape, rule, families) for _ in range(random.randint(6, 24))]
+    span_s = random.choice([0.3, ARRIVALS_S])
+    clients = [_client(random, shape, rule, families, span_s) for _ in range(random.randint(6, 24))]
     return Scenario(
         seed=seed,
         shape=shape,
@@ -150,8 +160,8 @@ def _shape(random: Random) -> Shape:
         with_master=with_master,
         routing=random.choice(["predicted_ttft"] * 3 + ["round_robin", "least_loaded", "random"]),
         block_size=block_size,
-        num_blocks=-(-MAX_MODEL_LEN // block_size) + random.choice([0, 2, 20, 100]),
-        eos_every=random.choice([0, 12, 40]),
+        num_blocks=-(-MAX_MODEL_LEN // block_size) + random.choice([0, 0, 2, 20, 100]),
+        eos_every=random.choice([0, 4, 12, 40]),
         step_s=random.choice([0.002, 0.01, 0.04]),
         max_batch_tokens=random.choice([8, 32, 256]),
         chunk_while_decoding=random.choice([4, 16]),
@@ -188,12 +198,14 @@ def _families(random: Random, block_size: int) -> list[list[int]]:
     return [[token for _ in range(12) for token in random.choice(blocks)] for _ in range(count)]
 
 
-def _client(random: Random, shape: Shape, rule: Rule, families: list[list[int]]) -> Client:
+def _client(
+    random: Random, shape: Shape, rule: Rule, families: list[list[int]], span_s: float
+) -> Client:
     head = random.choice(families)[: random.choice([0, 5, 16, 33, 60])]
     prompt = head + _tokens(random, random.choice([1, 3, 9, 40]))
     sampling = _sampling(random)
     fields: dict[str, Any] = {
-        "n": random.choice([1, 1, 1, 2, 3]),
+        "n": random.choice([1, 1, 2, 3, 4]),
         "include_stop": random.random() < 0.3,
         "priority": random.choice([0, 0, -3, 5, 16]),
         "chat_id": random.choice(["", "a", "b"]),
@@ -201,9 +213,7 @@ def _client(random: Random, shape: Shape, rule: Rule, families: list[list[int]])
         "timeout_s": random.choice([20.0, 20.0, 20.0, random.uniform(0.05, 3.0)]),
         "ttft_timeout_s": random.choice([None, None, None, random.uniform(0.05, 3.0)]),
     }
-    planned = a_request(
-        tokens=prompt, at=random.uniform(0.0, ARRIVALS_S), sampling=sampling, **fields
-    )
+    planned = a_request(tokens=prompt, at=random.uniform(0.0, span_s), sampling=sampling, **fields)
     expected = expected_choices(planned.begin(RequestId(""), shape.block_size), rule)
     if random.random() < 0.3 and len(expected[0].text) > 2:
         start = random.randrange(len(expected[0].text) - 1)
@@ -221,7 +231,7 @@ def _client(random: Random, shape: Shape, rule: Rule, families: list[list[int]])
 
 
 def _sampling(random: Random) -> SamplingParams:
-    max_tokens = random.choice([1, 2, 8, 24, 60])
+    max_tokens = random.choice([1, 8, 24, 60, 60])
     prompt_logprobs = random.choice([0, 2]) if random.random() < 0.1 else None
     if prompt_logprobs is not None and random.random() < 0.3:
         max_tokens = 0
@@ -232,7 +242,7 @@ def _sampling(random: Random) -> SamplingParams:
         seed=random.getrandbits(63),
         logprobs=random.choice([None, None, 0, 2]),
         prompt_logprobs=prompt_logprobs,
-        ignore_eos=random.random() < 0.2,
+        ignore_eos=random.random() < 0.3,
         stop_token_ids=(random.randrange(3, VOCAB_SIZE),) if random.random() < 0.2 else (),
     )
 
