@@ -74,6 +74,12 @@ def model_not_found(model: str) -> ApiError:
     )
 
 
+def context_exceeded(param: str, limit: int, what: str) -> ApiError:
+    """400 with both numbers: the model's context, and in `what` the caller's."""
+    message = f"The model's context is {limit} tokens; {what}"
+    return invalid(param, message, "context_length_exceeded")
+
+
 def no_worker() -> ApiError:
     return ApiError(503, "No worker is ready to serve", code="service_unavailable")
 

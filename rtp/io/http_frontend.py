@@ -15,7 +15,6 @@ from rtp.io.errors_http import ApiError, no_worker
 from rtp.io.http_account import account, echo_request_id
 from rtp.io.http_auth import Keys
 from rtp.io.http_body import Served
-from rtp.io.http_gate import GATE, Gate
 from rtp.io.http_generate import Frontend, Generate
 from rtp.io.http_models import Models
 from rtp.io.metrics import Metrics
@@ -62,17 +61,14 @@ def make_app(
         default_timeout_s=default_timeout_s,
         max_timeout_s=max_timeout_s,
     )
-    gate = Gate()
-    generate = Generate(
-        frontend, served, keys, gate, metrics, limits=limits, times=times or SseTimes()
-    )
+    generate = Generate(frontend, served, keys, metrics, limits=limits, times=times or SseTimes())
     models = Models(served)
     dashboard = Dashboard(overview, metrics)
     metrics.watch(overview)
 
     async def health(request: web.Request) -> web.Response:
-        """Ready: some worker can take a request, and it would be admitted."""
-        if gate.closed or not any(worker["state"] == "ready" for worker in overview()["workers"]):
+        """Ready: some worker can take a request."""
+        if not any(worker["state"] == "ready" for worker in overview()["workers"]):
             raise no_worker()
         return web.json_response({"status": "ready"})
 
@@ -109,9 +105,7 @@ def make_app(
         return checked
 
     app = web.Application(client_max_size=max_body_bytes, middlewares=[account(metrics)])
-    app[GATE] = gate
     app.on_response_prepare.append(echo_request_id)
-    app.on_shutdown.append(cut_open_requests)
     app.add_routes(
         [
             web.get("/health", health),
@@ -135,11 +129,6 @@ def make_app(
             ]
         )
     return app
-
-
-async def cut_open_requests(app: web.Application) -> None:
-    """on_shutdown: what did not end while the server drained ends with an error."""
-    app[GATE].cut()
 
 
 def make_runner(app: web.Application) -> web.AppRunner:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -20,13 +19,15 @@ from rtp.io.errors_http import ApiError, of_bug, of_failed
 from rtp.io.http_account import END, FACTS, End
 from rtp.io.http_auth import Keys
 from rtp.io.http_body import Served, header_seconds, header_text, read_json
-from rtp.io.http_gate import Gate
 from rtp.io.metrics import Metrics
 from rtp.io.openai_prompts import Prompt, chat_prompt, completion_prompts
-from rtp.io.openai_reply import ChatReply, CompletionReply, Outcome, Reply, Usage, usage
+from rtp.io.openai_reply import ChatReply, CompletionReply, Outcome, Reply, total_usage
 from rtp.io.openai_request import Caller, Limits, begins, shared_params
 from rtp.io.openai_schema import ChatBody, CompletionBody, parse
 from rtp.io.request_meter import RequestMeter
+
+Take = Callable[[int, Deliver], Awaitable[None]]
+"""What becomes of a delivery for the prompt of this number."""
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +59,6 @@ class Generate:
         frontend: Frontend,
         served: Served,
         keys: Keys,
-        gate: Gate,
         metrics: Metrics,
         *,
         limits: Limits,
@@ -67,7 +67,6 @@ class Generate:
         self._frontend = frontend
         self._served = served
         self._keys = keys
-        self._gate = gate
         self._metrics = metrics
         self._limits = limits
         self._times = times
@@ -121,40 +120,33 @@ class Generate:
             "model": wanted[0].model,
             "prompt_tokens": sum(num_tokens),
         }
-        with self._gate.admit():
-            handles = [self._frontend.begin(begin) for begin in wanted]
-            try:
-                if body.stream:
-                    return await self._stream(request, body, reply, handles, meter)
-                return await self._whole(reply, handles, meter)
-            except asyncio.CancelledError as error:
-                raise self._gate.reason(error) from None
-            finally:
-                for handle in handles:
-                    handle.cancel()
-                request[FACTS].update(meter.facts())
+        handles = [self._frontend.begin(begin) for begin in wanted]
+        try:
+            if body.stream:
+                return await self._stream(request, body, reply, handles, meter)
+            return await self._whole(reply, handles, meter)
+        finally:
+            for handle in handles:
+                handle.cancel()
+            request[FACTS].update(meter.facts())
 
     async def _whole(
         self, reply: Reply, handles: Sequence[Handle], meter: RequestMeter
     ) -> web.Response:
         outcomes = [Outcome() for _ in handles]
-        async with aclosing(_commands(handles)) as commands:
-            async for prompt_no, command in commands:
-                match command:
-                    case Deliver():
-                        outcomes[prompt_no].keep(command)
-                        meter.deliver(prompt_no, command)
-                    case Failed():
-                        raise of_failed(command)
-                    case Ended():
-                        outcomes[prompt_no].ended = command
+
+        async def take(prompt_no: int, deliver: Deliver) -> None:
+            outcomes[prompt_no].keep(deliver)
+            meter.deliver(prompt_no, deliver)
+
+        ends = await _run(handles, take)
         meter.finished()
         choices = [
             reply.choice(prompt_no, sample, chunk, outcome)
             for prompt_no, outcome in enumerate(outcomes)
             for sample, chunk in enumerate(outcome.samples(reply.n))
         ]
-        body = reply.envelope(choices, _usage(outcomes), whole=True)
+        body = reply.envelope(choices, total_usage(ends), whole=True)
         return web.Response(body=body, content_type="application/json")
 
     async def _stream(
@@ -170,12 +162,11 @@ class Generate:
             await self._send_all(stream, body, reply, handles, meter)
         except ConnectionError:
             request[END] = End("disconnected")
-        except (Exception, asyncio.CancelledError) as error:
-            reason = self._gate.reason(error)
-            if not stream.is_open or isinstance(reason, asyncio.CancelledError):
-                raise reason from None
+        except Exception as error:
+            if not stream.is_open:
+                raise
             # The status is out: the error can only be an event, which the middleware cannot send.
-            fault = reason if isinstance(reason, ApiError) else of_bug(log)
+            fault = error if isinstance(error, ApiError) else of_bug(log)
             request[END] = End("failed", fault)
             await stream.fail(fault.body())
         finally:
@@ -191,62 +182,53 @@ class Generate:
         meter: RequestMeter,
     ) -> None:
         outcomes = [Outcome() for _ in handles]
-        async with aclosing(_commands(handles)) as commands:
-            async for prompt_no, command in commands:
-                match command:
-                    case Deliver():
-                        outcome = outcomes[prompt_no]
-                        outcome.note(command)
-                        events = []
-                        for chunk in command.chunks:
-                            choice = reply.delta(prompt_no, chunk, outcome)
-                            so_far = None
-                            if body.continuous_usage:
-                                so_far = meter.usage(prompt_no, command, chunk)
-                            events.append(sse.event(reply.envelope([choice], so_far, whole=False)))
-                        meter.deliver(prompt_no, command)
-                        await stream.send(b"".join(events))
-                    case Failed():
-                        raise of_failed(command)
-                    case Ended():
-                        outcomes[prompt_no].ended = command
+
+        async def take(prompt_no: int, deliver: Deliver) -> None:
+            outcome = outcomes[prompt_no]
+            outcome.note(deliver)
+            events = []
+            for chunk in deliver.chunks:
+                so_far = None
+                if body.continuous_usage:
+                    so_far = meter.usage(prompt_no, deliver, chunk)
+                choice = reply.delta(prompt_no, chunk, outcome)
+                events.append(sse.event(reply.envelope([choice], so_far, whole=False)))
+            meter.deliver(prompt_no, deliver)
+            await stream.send(b"".join(events))
+
+        ends = await _run(handles, take)
         meter.finished()
         last = b""
         if body.include_usage:
-            last = sse.event(reply.envelope([], _usage(outcomes), whole=False))
+            last = sse.event(reply.envelope([], total_usage(ends), whole=False))
         await stream.send(last + sse.DONE)
 
 
-async def _commands(
-    handles: Sequence[Handle],
-) -> AsyncGenerator[tuple[int, Deliver | Ended | Failed]]:
-    """What all handles bring, as it comes, with the number of the handle; ends when all have."""
+async def _run(handles: Sequence[Handle], take: Take) -> list[Ended]:
+    """Hands what all handles bring, as it comes, to `take`; returns their ends in order.
+
+    Raises what a Failed says, or what `take` raises; then nothing more is taken.
+    """
     if len(handles) == 1:
-        async for command in handles[0]:
-            yield 0, command
-        return
-    arrived: asyncio.Queue[tuple[int, Deliver | Ended | Failed]] = asyncio.Queue()
-
-    async def pump(number: int, handle: Handle) -> None:
-        async for command in handle:
-            arrived.put_nowait((number, command))
-
-    tasks = [asyncio.create_task(pump(i, handle)) for i, handle in enumerate(handles)]
+        return [await _run_one(0, handles[0], take)]
     try:
-        open_handles = len(handles)
-        while open_handles:
-            number, command = await arrived.get()
-            open_handles -= not isinstance(command, Deliver)
-            yield number, command
-    finally:
-        for task in tasks:
-            task.cancel()
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_run_one(prompt_no, handle, take))
+                for prompt_no, handle in enumerate(handles)
+            ]
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
-def _usage(outcomes: Sequence[Outcome]) -> Usage:
-    ends = [outcome.ended for outcome in outcomes if outcome.ended is not None]
-    return usage(
-        sum(end.prompt_tokens for end in ends),
-        sum(end.generated for end in ends),
-        sum(end.cached_tokens for end in ends),
-    )
+async def _run_one(prompt_no: int, handle: Handle, take: Take) -> Ended:
+    async for command in handle:
+        match command:
+            case Deliver():
+                await take(prompt_no, command)
+            case Failed():
+                raise of_failed(command)
+            case Ended():
+                return command
+    raise RuntimeError("a request stopped without its last word")

@@ -12,12 +12,14 @@ from rtp.core.card import ModelCard
 from rtp.core.errors import TemplateError
 from rtp.core.types import Ids
 from rtp.io.chat_messages import Message, normalise
-from rtp.io.errors_http import invalid
+from rtp.io.errors_http import context_exceeded, invalid
 from rtp.io.openai_schema import ChatBody, CompletionBody, Generation, TokenizeBody
 
 MAX_CHOICES = 2048
 """Choices one request may ask for, over all its prompts."""
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_TOKEN_CHARS = 256
+"""More than the longest token of any vocabulary."""
 
 
 class TextCodec(Protocol):
@@ -73,6 +75,7 @@ async def completion_prompts(
     prompts = []
     for one in given:
         if isinstance(one, str):
+            _check_chars(one, body.truncate_prompt_tokens, card, "prompt")
             ids = await codec.encode_packed(one, body.add_special_tokens)
         else:
             ids = pack_checked(one, card, "prompt")
@@ -86,6 +89,8 @@ async def completion_prompts(
 async def chat_prompt(body: ChatBody | TokenizeBody, card: ModelCard, codec: TextCodec) -> Prompt:
     """The prompt of a chat, by the model's template. Raises ApiError; a template may refuse."""
     text = render(body, card, codec)
+    if isinstance(body, ChatBody):
+        _check_chars(text, body.truncate_prompt_tokens, card, "messages")
     ids = await codec.encode_packed(text, bool(body.add_special_tokens))
     if not ids:
         raise invalid("messages", "The chat template made an empty prompt of these messages")
@@ -129,6 +134,14 @@ def pack_checked(ids: object, card: ModelCard, param: str) -> Ids:
             param, f"{param} holds a token id outside the vocabulary (0 to {card.vocab_size - 1})"
         )
     return array.astype("<i4").tobytes()
+
+
+def _check_chars(text: str, truncate: int | None, card: ModelCard, param: str) -> None:
+    """Refuses what cannot fit before seconds are spent on tokenising it."""
+    at_least = len(text) // MAX_TOKEN_CHARS
+    if truncate is None and at_least > card.max_model_len:
+        what = f"your prompt has more than {at_least}"
+        raise context_exceeded(param, card.max_model_len, what)
 
 
 def _truncated(ids: Ids, body: Generation, card: ModelCard, default_tokens: int) -> Ids:

@@ -85,22 +85,17 @@ class Envelope(msgspec.Struct):
 
 @dataclass(slots=True)
 class Outcome:
-    """What one prompt brought so far; complete once `ended` is set."""
+    """What one prompt brought so far."""
 
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     chunks: dict[int, list[Chunk]] = field(default_factory=dict)
-    cached_tokens: int = 0
-    generated: int = 0
-    ended: Ended | None = None
 
     def note(self, deliver: Deliver) -> None:
-        """Takes the facts, not the text."""
+        """Takes what later chunks need, not the chunks."""
         self.prompt_logprobs = self.prompt_logprobs or deliver.prompt_logprobs
-        self.cached_tokens = deliver.cached_tokens
-        self.generated = deliver.generated
 
     def keep(self, deliver: Deliver) -> None:
-        """Takes the facts and the chunks."""
+        """Takes the chunks as well."""
         self.note(deliver)
         for chunk in deliver.chunks:
             self.chunks.setdefault(chunk.choice, []).append(chunk)
@@ -271,6 +266,15 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usa
         completion_tokens,
         prompt_tokens + completion_tokens,
         PromptDetails(cached_tokens),
+    )
+
+
+def total_usage(ends: Sequence[Ended]) -> Usage:
+    """Of a whole request: each prompt counts once, however many choices it has."""
+    return usage(
+        sum(end.prompt_tokens for end in ends),
+        sum(end.generated for end in ends),
+        sum(end.cached_tokens for end in ends),
     )
 
 

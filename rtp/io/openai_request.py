@@ -13,7 +13,7 @@ from rtp.core.card import ModelCard
 from rtp.core.events import Begin
 from rtp.core.hashing import block_hashes, namespace
 from rtp.core.types import Hashes, Ids, RequestId, SamplingParams
-from rtp.io.errors_http import ApiError, invalid
+from rtp.io.errors_http import ApiError, context_exceeded, invalid
 from rtp.io.openai_prompts import DEFAULT_COMPLETION_TOKENS, Prompt
 from rtp.io.openai_schema import SEED_MASK, ChatBody, CompletionBody, Generation
 
@@ -147,9 +147,7 @@ def _too_long(num_tokens: int, wanted: int, body: Generation, card: ModelCard) -
     else:
         text = f"you asked for {num_tokens + wanted} ({num_tokens} of prompt, {wanted} of output)"
     param = "messages" if isinstance(body, ChatBody) else "prompt"
-    return invalid(
-        param, f"The model's context is {limit} tokens; {text}", "context_length_exceeded"
-    )
+    return context_exceeded(param, limit, text)
 
 
 def _biases(given: dict[str, float], card: ModelCard) -> dict[int, float]:

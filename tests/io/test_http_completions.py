@@ -183,13 +183,14 @@ async def test_v09_l06_what_exceeds_the_context_is_refused_with_both_numbers():
         long = await api.refused(prompt=[1] * 17)
         sum_is_long = await api.refused(prompt=[1] * 10, max_tokens=7, echo=True, logprobs=1)
         full = await api.refused(prompt=[1] * 16)
+        untokenised = await api.refused(prompt="a" * 256 * 18)
         assert api.frontend.begins == []
         fits = await api.complete(prompt=[1] * 16, max_tokens=0)
         await api.complete(prompt=[1] * 10)
         await api.complete(prompt=[1] * 16, max_tokens=2, truncate_prompt_tokens=-1)
         await api.complete(prompt=list(range(16)), max_tokens=2, truncate_prompt_tokens=3)
         clipped, cut, last = api.frontend.begins[1:]
-    for error, number in ((long, "17"), (sum_is_long, "17"), (full, "16")):
+    for error, number in ((long, "17"), (sum_is_long, "17"), (full, "16"), (untokenised, "18")):
         assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
         assert number in error["message"]
         assert "16" in error["message"]

@@ -137,6 +137,22 @@ async def test_o03_clients_that_leave_free_everything(live: Live, stream: bool):
     assert live.cluster.master.frontend.open_requests == 0
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_ending_server_tells_the_clients_it_cuts(live: Live, stream: bool):
+    body = {"prompt": "abc", "stream": stream, **LONG}
+    asked = asyncio.create_task(live.session.post(live.cluster.url + "/v1/completions", json=body))
+    if stream:
+        reply = await asked
+        await reply.content.readuntil(b"\n\n")
+    while not live.cluster.master.frontend.open_requests:  # noqa: ASYNC110 -- seen from outside
+        await asyncio.sleep(0.005)
+    await live.cluster.master.frontend.drain(0)
+    reply = await asked
+    last = (await reply.read()).split(b"\n\n")[-2 if stream else -1].removeprefix(b"data: ")
+    assert json.loads(last)["error"]["code"] == "service_unavailable"
+    assert reply.status == (200 if stream else 503)
+
+
 async def test_refusals_of_the_master_have_their_status(live: Live):
     kept = {"prompt": "a", "max_tokens": 10, "timeout_s": 1e-6}
     status, reply = await live.post(**kept)
@@ -167,6 +183,7 @@ async def test_placement_and_metrics_can_be_asked_for(live: Live):
         found = await answer.json()
     assert found["chosen"]["worker_id"] in {"worker-0", "worker-1"}
     assert len(found["candidates"]) == 2
+    await live.quiet()
     async with live.session.get(live.cluster.url + "/metrics") as answer:
         text = await answer.text()
     assert 'vllm:num_requests_running{model_name="sim",rank="0",worker="worker-1"} 0.0' in text

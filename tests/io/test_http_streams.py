@@ -250,28 +250,3 @@ async def test_a_reader_that_stopped_is_cut_and_its_request_cancelled():
             await asyncio.sleep(0.001)
         await asyncio.wait_for(handle.cancelled.wait(), 5)
         writer.close()
-
-
-@pytest.mark.parametrize("phase", ["queued", "whole", "in the stream"])
-async def test_an_ending_server_cuts_open_requests_with_an_error(phase: str):
-    async with an_api() as api:
-        asked, handle = await started(api, stream=phase != "whole")
-        if phase == "in the stream":
-            handle.put(one(handle, "a"))
-            reply = await asked
-            await reply.content.readuntil(b"\n\n")
-        api.gate.close()
-        assert (await api.get("/health"))[0] == 503
-        assert (await api.get("/live"))[0] == 200
-        await api.refused(status=503, prompt="a")
-        api.gate.cut()
-        await asyncio.wait_for(handle.cancelled.wait(), 5)
-        if phase == "in the stream":
-            error = events(await reply.read())[-1]["error"]
-        else:
-            reply = await asked
-            assert reply.status == 503
-            error = (await reply.json())["error"]
-        assert error["code"] == "service_unavailable"
-        counted = api.metrics.text().decode()
-        assert 'outcome="disconnected"' not in counted

@@ -20,7 +20,6 @@ from rtp.core.events import Begin
 from rtp.core.steps import TokenLogprobs
 from rtp.core.types import pack_ids, unpack_ids
 from rtp.io.http_frontend import make_app, make_runner
-from rtp.io.http_gate import GATE, Gate
 from rtp.io.metrics import Metrics
 
 BOS, EOS = 256, 257
@@ -202,16 +201,8 @@ def fails(status: int, code: str, message: str, after: str = "") -> Script:
 class Api:
     """A running application over a scripted frontend, and a session to it."""
 
-    def __init__(
-        self,
-        url: str,
-        session: aiohttp.ClientSession,
-        frontend: Any,
-        metrics: Metrics,
-        gate: Gate,
-    ):
-        self.url, self.session, self.frontend = url, session, frontend
-        self.metrics, self.gate = metrics, gate
+    def __init__(self, url: str, session: aiohttp.ClientSession, frontend: Any, metrics: Metrics):
+        self.url, self.session, self.frontend, self.metrics = url, session, frontend, metrics
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         async with self.session.post(self.url + path, json=body, headers=headers) as reply:
@@ -264,12 +255,11 @@ async def an_api(
         "metrics": metrics,
         "secret": b"secret",
     }
-    app = make_app(frontend, **(settings | options))
-    runner = make_runner(app)
+    runner = make_runner(make_app(frontend, **(settings | options)))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
     async with aiohttp.ClientSession() as session:
-        yield Api(f"http://{host}:{port}", session, frontend, metrics, app[GATE])
+        yield Api(f"http://{host}:{port}", session, frontend, metrics)
     await runner.cleanup()
