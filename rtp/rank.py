@@ -38,12 +38,11 @@ def load(spec: RunnerSpec, progress: Callable[[str], None]) -> tuple[Runner, Mod
     path = resolve(spec.model, progress=progress)
     progress(f"loading {path.name}")
     runner = plugins.build("backend", spec.backend, checkpoint=path, **params)
-    checkpoint = open_checkpoint(path)
-    text = checkpoint.tokenizer
+    text = open_checkpoint(path).tokenizer
     capacity: Capacity = runner.capacity
     card = ModelCard(
         model=spec.served_name,
-        revision=checkpoint.revision,
+        revision=capacity.revision,
         tokenizer_json=text.tokenizer_json,
         chat_template=text.chat_template,
         bos_token=text.bos_token,

@@ -95,6 +95,7 @@ def make_runner(
         vocab_size=spec.vocab_size,
         eos_ids=spec.eos_ids,
         kv_format=_kv_format(shape, revision),
+        revision=revision,
     )
     attention = TorchAttention(pool, spec.num_heads, spec.scale, spec.windows)
     return ModelRunner(model, pool, attention, capacity)

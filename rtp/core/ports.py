@@ -21,6 +21,8 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
     eos_ids: tuple[int, ...]
     kv_format: str
     """Names the bytes of a page (weights revision, dtype, shapes, layout): see design section 2."""
+    revision: str = ""
+    """Names the weights; "" where there are none. Part of the block hash seed."""
 
 
 class Runner(Protocol):
