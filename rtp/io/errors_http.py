@@ -13,6 +13,7 @@ from rtp.core.errors import RtpError
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """Error types by status; other 4xx are invalid_request_error, 5xx server_error."""
+MAX_RETRY_AFTER_S = 600.0
 
 
 class ApiError(RtpError):
@@ -49,7 +50,8 @@ class ApiError(RtpError):
         """The HTTP answer; 429 and 503 always say when to come back."""
         headers = {}
         if self.status in (429, 503):
-            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s or 1.0)))
+            wait_s = min(max(self.retry_after_s or 1.0, 1.0), MAX_RETRY_AFTER_S)
+            headers["Retry-After"] = str(math.ceil(wait_s))
         if self.status == 401:
             # A browser asks for the key by this scheme; SDKs send theirs as Bearer.
             headers["WWW-Authenticate"] = 'Basic realm="rtp", charset="UTF-8"'

@@ -185,16 +185,17 @@ class Generate:
 
         async def take(prompt_no: int, deliver: Deliver) -> None:
             outcome = outcomes[prompt_no]
-            outcome.note(deliver)
+            scores = reply.opens_with_scores(prompt_no)
             events = []
-            for chunk in deliver.chunks:
+            for chunk in outcome.pass_on(deliver, after_scores=scores):
                 so_far = None
                 if body.continuous_usage:
                     so_far = meter.usage(prompt_no, deliver, chunk)
                 choice = reply.delta(prompt_no, chunk, outcome)
                 events.append(sse.event(reply.envelope([choice], so_far, whole=False)))
             meter.deliver(prompt_no, deliver)
-            await stream.send(b"".join(events))
+            if events:
+                await stream.send(b"".join(events))
 
         ends = await _run(handles, take)
         meter.finished()

@@ -89,14 +89,23 @@ class Outcome:
 
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     chunks: dict[int, list[Chunk]] = field(default_factory=dict)
+    held: list[Chunk] = field(default_factory=list)
 
-    def note(self, deliver: Deliver) -> None:
-        """Takes what later chunks need, not the chunks."""
+    def pass_on(self, deliver: Deliver, *, after_scores: bool) -> Sequence[Chunk]:
+        """The chunks a stream can send now. after_scores: a choice opens with the prompt's scores;
+        they come with choice 0, which other choices may overtake."""
         self.prompt_logprobs = self.prompt_logprobs or deliver.prompt_logprobs
+        if not after_scores:
+            return deliver.chunks
+        self.held += deliver.chunks
+        if not self.prompt_logprobs:
+            return ()
+        ready, self.held = self.held, []
+        return ready
 
     def keep(self, deliver: Deliver) -> None:
-        """Takes the chunks as well."""
-        self.note(deliver)
+        """Takes the chunks of a whole reply."""
+        self.prompt_logprobs = self.prompt_logprobs or deliver.prompt_logprobs
         for chunk in deliver.chunks:
             self.chunks.setdefault(chunk.choice, []).append(chunk)
 
@@ -112,6 +121,10 @@ class Reply(Protocol):
     """Makes the client's view of one request. Stateful: stream chunks come in order."""
 
     n: int
+
+    def opens_with_scores(self, prompt_no: int) -> bool:
+        """Whether a choice begins with the prompt's log-probabilities."""
+        ...
 
     def choice(self, prompt_no: int, sample: int, chunk: Chunk, outcome: Outcome) -> Choice:
         """A whole choice; `chunk` joins all of its chunks."""
@@ -145,6 +158,10 @@ class CompletionReply:
         self._prompts = prompts
         self._offsets: dict[int, int] = {}
         """Characters of each choice so far, by index; absent before its first chunk."""
+
+    def opens_with_scores(self, prompt_no: int) -> bool:
+        wanted = self._body.echo and self._body.logprobs is not None
+        return wanted and self._prompts[prompt_no].num_tokens > 1
 
     def choice(self, prompt_no: int, sample: int, chunk: Chunk, outcome: Outcome) -> Choice:
         index = prompt_no * self.n + sample
@@ -222,6 +239,9 @@ class ChatReply:
         self._codec = codec
         self._body = body
         self._begun: set[int] = set()
+
+    def opens_with_scores(self, prompt_no: int) -> bool:
+        return False
 
     def choice(self, prompt_no: int, sample: int, chunk: Chunk, outcome: Outcome) -> Choice:
         made = ChatChoice(

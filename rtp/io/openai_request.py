@@ -95,6 +95,7 @@ def shared_params(body: CompletionBody | ChatBody, card: ModelCard) -> SamplingP
     greedy = body.temperature < GREEDY_BELOW or body.top_p == 0
     return SamplingParams(
         max_tokens=body.output_tokens or 0,
+        min_tokens=body.min_tokens,
         temperature=0.0 if greedy else body.temperature,
         top_p=body.top_p or 1.0,  # 0 keeps the likeliest token only, which is greedy
         top_k=0 if body.top_k >= card.vocab_size else max(body.top_k, 0),
@@ -121,11 +122,11 @@ def _for_prompt(
         wanted = max(min(default, room), 1)
     if wanted > room:
         raise _too_long(prompt.num_tokens, wanted, body, card)
+    if body.min_tokens > wanted:
+        raise invalid("min_tokens", f"min_tokens is above the {wanted} tokens of output allowed")
     # Equal prompts of one request differ unless the caller fixed the seed.
     seed = secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK
-    return msgspec.structs.replace(
-        shared, max_tokens=wanted, min_tokens=min(body.min_tokens, wanted), seed=seed
-    )
+    return msgspec.structs.replace(shared, max_tokens=wanted, seed=seed)
 
 
 def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:

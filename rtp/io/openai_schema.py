@@ -100,8 +100,6 @@ class Generation(Fields):
             raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
         if self.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens is -1 or at least 1")
-        if self.output_tokens is not None and self.min_tokens > self.output_tokens:
-            raise invalid("min_tokens", f"min_tokens is above max_tokens = {self.output_tokens}")
         _check_format(self.response_format)
 
     @property

@@ -209,6 +209,14 @@ async def test_v08_temperatures_that_mean_greedy():
     assert api.frontend.begins[2].sampling.top_p == 1
 
 
+async def test_min_tokens_above_the_output_allowed_is_refused():
+    async with an_api(says("x"), cards=[a_card(max_model_len=20)]) as api:
+        for wish in ({"max_tokens": 4}, {}, {"prompt": [1] * 16}):
+            error = await api.refused(**{"prompt": "a", "min_tokens": 17} | wish)
+            assert error["param"] == "min_tokens"
+        assert api.frontend.begins == []
+
+
 async def test_v01_an_absurd_n_begins_nothing():
     async with an_api(says("x")) as api:
         error = await api.refused(prompt="a", n=5_000_000, max_tokens=1)
@@ -293,6 +301,28 @@ async def test_streamed_arrays_join_to_the_whole_ones():
             for name, values in choice["logprobs"].items():
                 joined[choice["index"]].setdefault(name, []).extend(values)
     assert joined == [choice["logprobs"] for choice in whole["choices"]]
+
+
+async def test_a_choice_that_overtakes_the_prompts_scores_waits_for_them():
+    """Choice 1 may find the prompt cached while choice 0 computes it again to score it."""
+    wish = {"prompt": "ab", "max_tokens": 2, "logprobs": 1, "echo": True, "n": 2}
+
+    def script(begin):
+        of_prompt = tuple(scored(t, 1) for t in b"ab")
+        said = [("x", ""), ("y", "stop")]
+        one = [Chunk(1, c, (ord(c),), (scored(ord(c), 1),), end) for c, end in said]
+        zero = Chunk(0, "z", (122,), (scored(122, 1),), "stop")
+        yield Deliver(begin.request_id, (one[0],), 0, 1)
+        yield Deliver(begin.request_id, (zero, one[1]), 0, 3, of_prompt)
+        yield Ended(begin.request_id, 3, 0, 3)
+
+    async with an_api(script) as api:
+        raw = await api.raw_stream(**wish)
+        whole = await api.complete(**wish)
+    first = [json.loads(p[6:])["choices"][0] for p in raw.decode().split("\n\n")[:-2]]
+    assert [c["text"] for c in first] == ["abx", "abz", "y"]
+    assert [len(c["logprobs"]["tokens"]) for c in first] == [4, 4, 1]
+    assert [c["text"] for c in whole["choices"]] == ["abz", "abxy"]
 
 
 async def test_best_of_returns_the_likeliest():

@@ -176,6 +176,20 @@ async def test_v03_bad_requests_change_nothing_for_their_neighbours(live: Live):
     assert (await neighbour)["choices"][0]["text"] == alone
 
 
+async def test_r06_a_chat_whose_worker_is_gone_goes_to_another(live: Live):
+    async def worker_of(reply: Any) -> str:
+        url = f"{live.cluster.url}/v1/requests/{reply['id']}/placement"
+        async with live.session.get(url) as answer:
+            found: str = (await answer.json())["chosen"]["worker_id"]
+            return found
+
+    talk = {"chat_id": "c1", "max_tokens": 4, "prompt": list(range(300))}
+    homes = [await worker_of(await live.complete(**talk)) for _ in range(2)]
+    assert homes[0] == homes[1]
+    await live.cluster.kill(int(homes[0].removeprefix("worker-")))
+    assert await worker_of(await live.complete(**talk)) != homes[0]
+
+
 async def test_placement_and_metrics_can_be_asked_for(live: Live):
     reply = await live.complete(max_tokens=5)
     url = f"{live.cluster.url}/v1/requests/{reply['id']}/placement"

@@ -113,7 +113,6 @@ def test_a_bad_field_is_refused_by_name(make: Any, field: str, value: Any):
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"echo": "yes"}, "echo"),
-        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt": None}, "prompt"),
     ],
