@@ -209,6 +209,37 @@ def test_repeats_change_nothing():
     assert fleet.master.idle()
 
 
+def test_a_first_token_that_is_told_twice_counts_once():
+    fleet = Fleet()
+    fleet.add()
+    grant = fleet.grant(fleet.ask(100))
+    for _ in range(3):
+        fleet.first_token(grant, 100, 0, 0.002)
+    overview = fleet.master.overview(fleet.now)
+    assert overview["cache"]["prompt_tokens"] == 100
+    assert overview["workers"]["w0"]["predictor"]["prefill_samples"] == 1
+
+
+def test_a_status_that_comes_late_does_not_replace_a_newer_one():
+    fleet = Fleet()
+    worker = fleet.add()
+    late = worker.status(fleet.term)
+    fleet.report(worker, prefill_tokens=7000)
+    fleet.tell(From(worker.id, late))
+    rank = fleet.master.overview(fleet.now)["workers"]["w0"]["ranks"][0]
+    assert rank["prefill_tokens"] == 7000
+    assert fleet.master.overview(fleet.now)["stale_messages"] == 1
+
+
+@pytest.mark.parametrize("table", [b"", b"x" * 7, b"x" * 960])
+def test_a_status_whose_table_does_not_fit_the_worker_is_ignored(table: bytes):
+    fleet = Fleet()
+    worker = fleet.add()
+    fleet.tell(From(worker.id, replace(worker.status(fleet.term), table=table)))
+    assert fleet.master.overview(fleet.now)["stale_messages"] == 1
+    assert fleet.grant(fleet.ask()) is not None
+
+
 def test_a_booking_cannot_be_released_twice():
     fleet = Fleet()
     fleet.add()

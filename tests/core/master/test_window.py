@@ -57,6 +57,11 @@ def test_ties_go_by_arrival_then_id():
     assert order(window, 0.0) == ["a", "b", "c", "d"]
 
 
+def test_equal_ratios_of_different_ages_go_by_arrival():
+    window = a_window(a_waiting("a", 9.0, priority=4), a_waiting("z", 8.0))
+    assert order(window, 10.0) == ["z", "a"]  # 2 * 1 and 1 * 2
+
+
 def test_the_argmax_equals_a_plain_reading_of_the_rule():
     rng = random.Random(4)
     window, plain = Window(), {}
