@@ -21,9 +21,10 @@ from rtp.io.http_auth import Keys
 from rtp.io.http_body import Served, header_seconds, header_text, read_json
 from rtp.io.metrics import Metrics
 from rtp.io.openai_prompts import Prompt, chat_prompt, completion_prompts
-from rtp.io.openai_reply import ChatReply, CompletionReply, Outcome, Reply, total_usage
+from rtp.io.openai_reply import ChatReply, CompletionReply, Outcome, Reply
 from rtp.io.openai_request import Caller, Limits, begins, shared_params
 from rtp.io.openai_schema import ChatBody, CompletionBody, parse
+from rtp.io.openai_shapes import total_usage
 from rtp.io.request_meter import RequestMeter
 
 Take = Callable[[int, Deliver], Awaitable[None]]
@@ -116,12 +117,14 @@ class Generate:
         model = self._metrics.model(wanted[0].model)
         meter = RequestMeter(model, num_tokens, arrived)
         request[FACTS] = {
-            "request_id": wanted[0].request_id,
+            "request_id": reply.id,
             "model": wanted[0].model,
             "prompt_tokens": sum(num_tokens),
         }
-        handles = [self._frontend.begin(begin) for begin in wanted]
+        handles: list[Handle] = []
         try:
+            for begin in wanted:
+                handles.append(self._frontend.begin(begin))  # noqa: PERF401 -- kept if one fails
             if body.stream:
                 return await self._stream(request, body, reply, handles, meter)
             return await self._whole(reply, handles, meter)

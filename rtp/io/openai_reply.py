@@ -11,76 +11,24 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
-from rtp.core.commands import Chunk, Deliver, Ended
+from rtp.core.commands import Chunk, Deliver
 from rtp.core.steps import TokenLogprobs
 from rtp.core.types import unpack_ids
 from rtp.io import logprobs as lp
 from rtp.io.openai_prompts import Prompt, TextCodec
 from rtp.io.openai_schema import ChatBody, CompletionBody
-
-
-class PromptDetails(msgspec.Struct):
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-
-
-class CompletionChoice(msgspec.Struct):
-    index: int
-    text: str
-    logprobs: lp.CompletionLogprobs | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-    prompt_logprobs: list[dict[str, lp.RankedLogprob] | None] | UnsetType = UNSET
-
-
-class Message(msgspec.Struct):
-    role: str
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct):
-    index: int
-    message: Message
-    logprobs: lp.ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-    prompt_logprobs: list[dict[str, lp.RankedLogprob] | None] | UnsetType = UNSET
-
-
-class ChatDelta(msgspec.Struct):
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChatDeltaChoice(msgspec.Struct):
-    index: int
-    delta: ChatDelta
-    logprobs: lp.ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-
-
-Choice = CompletionChoice | ChatChoice | ChatDeltaChoice
-
-
-class Envelope(msgspec.Struct):
-    """The outer object of whole replies and of chunks."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: Sequence[Choice]
-    usage: Usage | UnsetType = UNSET
+from rtp.io.openai_shapes import (
+    ChatChoice,
+    ChatDelta,
+    ChatDeltaChoice,
+    Choice,
+    CompletionChoice,
+    Envelope,
+    Message,
+    Usage,
+)
 
 
 @dataclass(slots=True)
@@ -120,6 +68,7 @@ class Outcome:
 class Reply(Protocol):
     """Makes the client's view of one request. Stateful: stream chunks come in order."""
 
+    id: str
     n: int
 
     def opens_with_scores(self, prompt_no: int) -> bool:
@@ -151,6 +100,7 @@ class CompletionReply:
         body: CompletionBody,
         prompts: Sequence[Prompt],
     ) -> None:
+        self.id = reply_id
         self.n = body.n
         self._head = (reply_id, "text_completion", created, model)
         self._codec = codec
@@ -234,6 +184,7 @@ class ChatReply:
     def __init__(
         self, reply_id: str, created: int, model: str, codec: TextCodec, body: ChatBody
     ) -> None:
+        self.id = reply_id
         self.n = body.n
         self._head = (reply_id, created, model)
         self._codec = codec
@@ -278,24 +229,6 @@ class ChatReply:
         if not self._body.logprobs:
             return None
         return lp.for_chat(self._codec, chunk.logprobs, self._body.top_logprobs or 0)
-
-
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    return Usage(
-        prompt_tokens,
-        completion_tokens,
-        prompt_tokens + completion_tokens,
-        PromptDetails(cached_tokens),
-    )
-
-
-def total_usage(ends: Sequence[Ended]) -> Usage:
-    """Of a whole request: each prompt counts once, however many choices it has."""
-    return usage(
-        sum(end.prompt_tokens for end in ends),
-        sum(end.generated for end in ends),
-        sum(end.cached_tokens for end in ends),
-    )
 
 
 def join(chunks: Sequence[Chunk]) -> Chunk:

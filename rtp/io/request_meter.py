@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rtp.core.commands import Chunk, Deliver
 from rtp.io.metrics import ModelMetrics
-from rtp.io.openai_reply import Usage, usage
+from rtp.io.openai_shapes import Usage, usage
 
 
 class RequestMeter:

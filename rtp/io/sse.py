@@ -51,7 +51,7 @@ class SseStream:
         self._writer: AbstractStreamWriter | None = None
         self._beat: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._last_sent = 0.0
+        self._last_sent = self._loop.time()
         self._stalled = False
 
     @property
@@ -91,9 +91,9 @@ class SseStream:
         writer = await self.response.prepare(self._request)
         if writer is None:
             raise ConnectionResetError("the client is gone")
-        self._writer = writer
-        self._last_sent = self._loop.time()
-        self._beat = asyncio.create_task(self._keep_alive())
+        if self._writer is None:  # else another prompt's first event came in meanwhile
+            self._writer = writer
+            self._beat = asyncio.create_task(self._keep_alive())
         return writer
 
     async def _send_slowly(
