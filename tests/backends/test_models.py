@@ -15,8 +15,8 @@ from rtp.backends.torch_cpu import build, load_model
 from rtp.backends.weights.formats import open_checkpoint
 from rtp.core.errors import ConfigError, WeightsError
 from rtp.core.types import SamplingParams
-from tests.backends.driver import Driver
 from tests.support.checkpoints import VOCAB_SIZE, tiny_checkpoint
+from tests.support.runners import Driver
 
 LLAMA3 = {
     "rope_type": "llama3",

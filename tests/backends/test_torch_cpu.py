@@ -14,9 +14,9 @@ from rtp.backends.weights.formats import open_checkpoint
 from rtp.core.errors import ConfigError
 from rtp.core.steps import StepPlan
 from rtp.core.types import SamplingParams
-from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.test_models import a_prompt
 from tests.support.checkpoints import VOCAB_SIZE, tiny_checkpoint
+from tests.support.runners import GREEDY, Driver, Request
 
 NUM_OUTPUT = 10
 POISON = 3
@@ -211,7 +211,7 @@ def test_q05_non_finite_logits_fail_the_row_that_samples(checkpoint: Path):
 
 def test_l02_chosen_token_is_bit_equal_among_the_alternatives(runner: ModelRunner):
     """Whatever was sampled: values are of the raw distribution, before temperature and top-k."""
-    sampling = SamplingParams(max_tokens=9, temperature=1.5, top_k=3, seed=3, logprobs=5)
+    sampling = SamplingParams(max_tokens=NUM_OUTPUT, temperature=1.5, top_k=3, seed=3, logprobs=5)
     driver = Driver(runner)
     request = driver.begin(PROMPTS[4], sampling)
     plain = driver.begin(PROMPTS[4])

@@ -14,9 +14,9 @@ import pytest
 from rtp.backends.model.runner import ModelRunner
 from rtp.backends.torch_cpu import build
 from rtp.backends.weights.fetch import cached_path
-from tests.backends.driver import Driver, Request
 from tests.backends.make_references import MODEL, NUM_OUTPUTS
 from tests.support.references import NEAR_TIE, Stored, stored
+from tests.support.runners import Driver, Request
 
 in_cache = pytest.mark.skipif(
     not cached_path(MODEL).exists(), reason=f"{MODEL} is not in the cache"

@@ -29,7 +29,6 @@ from rtp.core.messages import (
     Submit,
     Tokens,
 )
-from rtp.core.steps import Known, StepPlan, StepResult
 from rtp.core.types import (
     FrontendId,
     RequestId,
@@ -41,50 +40,10 @@ from rtp.core.types import (
     unpack_ids,
 )
 from rtp.core.worker.worker import Worker
+from tests.support.runners import CheckedRunner
 
 F = FrontendId("f")
 SEED = namespace(secret=b"secret", revision="r")
-
-
-class CheckedRunner:
-    """Holds every plan to the contract of core/steps before the sim Runner gets it."""
-
-    def __init__(self, runner: Any) -> None:
-        self.runner = runner
-        self.capacity = runner.capacity
-        self.plans: list[StepPlan] = []
-        self._known: set[int] = set()
-        self._max_tokens: dict[int, int] = {}
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        size = self.capacity.block_size
-        assert not self.plans or plan.step == self.plans[-1].step + 1
-        assert plan.rows
-        self._known -= set(plan.ended)
-        for start in plan.started:
-            assert start.sequence not in self._max_tokens, "a handle is used twice"
-            self._known.add(start.sequence)
-            self._max_tokens[start.sequence] = start.sampling.max_tokens
-        written: dict[int, int] = {}
-        for row in plan.rows:
-            assert row.sequence in self._known
-            assert row.num_new >= 1
-            assert row.start + row.num_new <= self.capacity.max_model_len
-            assert row.output_index < max(1, self._max_tokens[row.sequence])
-            if isinstance(row.inputs, Known):
-                assert len(row.inputs.ids) == 4 * row.num_new
-            for page in np.frombuffer(row.pages, "<i4")[row.start // size :].tolist():
-                assert page not in written, "two rows write one page"
-                written[page] = row.sequence
-        assert len({row.sequence for row in plan.rows}) == len(plan.rows)
-        for row in plan.rows:
-            pages = np.frombuffer(row.pages, "<i4").tolist()
-            assert len(set(pages)) == len(pages), "a page twice in one table"
-            assert all(0 <= page < self.capacity.num_blocks for page in pages)
-            read = [page for page in pages if written.get(page, row.sequence) != row.sequence]
-            assert not read, "a row reads a page that another row of the step writes"
-        self.plans.append(plan)
-        return self.runner.execute(plan)
 
 
 class Master:

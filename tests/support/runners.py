@@ -1,17 +1,67 @@
-"""Plays the batcher for a Runner under test: hands out pages, plans steps, collects tokens."""
+"""Both sides of the contract of core/steps: plans are checked, and a batcher is played."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from rtp.core.ports import Runner
-from rtp.core.steps import FromStep, Known, Row, RowResult, SequenceStart, StepPlan
+from rtp.core.steps import (
+    FromStep,
+    Known,
+    Row,
+    RowResult,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+)
 from rtp.core.types import SamplingParams, pack_ids
 
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
+
+
+class CheckedRunner:
+    """Holds every plan to the contract of core/steps before the Runner gets it."""
+
+    def __init__(self, runner: Any) -> None:  # Any: tests look into the one they made
+        self.runner = runner
+        self.capacity = runner.capacity
+        self.plans: list[StepPlan] = []
+        self._known: set[int] = set()
+        self._max_tokens: dict[int, int] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        size = self.capacity.block_size
+        assert not self.plans or plan.step == self.plans[-1].step + 1
+        assert plan.rows
+        self._known -= set(plan.ended)
+        for start in plan.started:
+            assert start.sequence not in self._max_tokens, "a handle is used twice"
+            self._known.add(start.sequence)
+            self._max_tokens[start.sequence] = start.sampling.max_tokens
+        written: dict[int, int] = {}
+        for row in plan.rows:
+            assert row.sequence in self._known
+            assert row.num_new >= 1
+            assert row.start + row.num_new <= self.capacity.max_model_len
+            assert row.output_index < max(1, self._max_tokens[row.sequence])
+            if isinstance(row.inputs, Known):
+                assert len(row.inputs.ids) == 4 * row.num_new
+            for page in np.frombuffer(row.pages, "<i4")[row.start // size :].tolist():
+                assert page not in written, "two rows write one page"
+                written[page] = row.sequence
+        assert len({row.sequence for row in plan.rows}) == len(plan.rows)
+        for row in plan.rows:
+            pages = np.frombuffer(row.pages, "<i4").tolist()
+            assert len(set(pages)) == len(pages), "a page twice in one table"
+            assert all(0 <= page < self.capacity.num_blocks for page in pages)
+            read = [page for page in pages if written.get(page, row.sequence) != row.sequence]
+            assert not read, "a row reads a page that another row of the step writes"
+        self.plans.append(plan)
+        return self.runner.execute(plan)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,10 +87,14 @@ class Request:
 
 
 class Driver:
-    """blind: decode inputs are named by the step that samples them, as with steps in flight."""
+    """Plays the batcher for a Runner under test: hands out pages, plans steps, collects tokens.
+
+    blind: decode inputs are named by the step that samples them, as with steps in flight. Of one
+    Runner only the last Driver may be used: each counts steps and handles from the start.
+    """
 
     def __init__(self, runner: Runner, blind: bool = False, seed: int = 0):
-        self.runner = runner
+        self.runner = CheckedRunner(runner)
         self.blind = blind
         self.step = 0
         pages = np.random.default_rng(seed).permutation(runner.capacity.num_blocks)
