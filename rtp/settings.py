@@ -18,7 +18,7 @@ from rtp.config import LocalConfig, MasterConfig, Settings, WorkerConfig
 from rtp.core.errors import ConfigError
 
 PREFIX = "RTP_"
-OTHER_VARIABLES = frozenset({"RTP_API_KEY", "RTP_ADMIN_KEY", "RTP_CACHE"})
+OTHER_VARIABLES = frozenset({"RTP_API_KEY", "RTP_ADMIN_KEY", "RTP_CACHE", "RTP_TRACES"})
 """Read elsewhere; no fields."""
 
 S = TypeVar("S", bound=Settings)

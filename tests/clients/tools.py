@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-VENVS = Path(os.environ.get("RTP_CLIENTS", ROOT / ".venv-clients"))
+VENVS = Path(os.environ.get("CLIENT_VENVS", ROOT / ".venv-clients"))
 TOOLS = {
     "lmeval": ["lm-eval[api]==0.4.13"],
     "aiperf": ["aiperf==0.13.0"],

@@ -15,7 +15,7 @@ from tests.e2e.test_real_model import quiet
 from tests.support.client import Client
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
-SECONDS = float(os.environ.get("RTP_SOAK_SECONDS", "600"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 STREAMS = 12
 
 
