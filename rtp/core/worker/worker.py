@@ -235,6 +235,8 @@ class Worker:
         if known is not None and known.attempt == submit.attempt:
             self._send_runs(known.frontend_id, _unacked([known]))
             return
+        if known is not None and known.attempt < submit.attempt:
+            self._cancel(known, now)  # its frontend gave it up, whatever becomes of this one
         if not 0 <= submit.rank < len(self._ranks):
             self._refuse(frontend_id, submit, "invalid", False, now)
             return
@@ -252,13 +254,10 @@ class Worker:
             self._refuse(frontend_id, submit, "shutdown", True, now)
         elif reason is not None:
             self._refuse(frontend_id, submit, reason, False, now)
+        elif len(self._attempts) >= self._max_attempts:
+            self._refuse(frontend_id, submit, "full", True, now)
         else:
-            if known is not None:
-                self._cancel(known, now)
-            if len(self._attempts) >= self._max_attempts:
-                self._refuse(frontend_id, submit, "full", True, now)
-            else:
-                self._accept(frontend_id, rank, submit, now)
+            self._accept(frontend_id, rank, submit, now)
 
     def _accept(self, frontend_id: FrontendId, rank: Rank, submit: Submit, now: float) -> None:
         attempt = Attempt(

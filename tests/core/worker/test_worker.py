@@ -242,6 +242,18 @@ def test_a_fence_cancels_what_runs_and_frees_it_at_once():
     assert rig.master.ends["a", 0].reason == "cancelled"
 
 
+@pytest.mark.parametrize("steps", [1, 50])
+def test_a_lower_attempt_ends_even_where_the_higher_one_is_refused(steps):
+    """Running, or finished and not acknowledged: its frontend has given it up."""
+    rig = Rig(ranks=2, auto_ack=False)
+    rig.submit("a", range(50), 8)
+    rig.run(until=lambda: len(rig.runners[0].plans) >= steps or rig.master.ends)
+    rig.tell(RunnerFailed(1, "killed"))
+    rig.submit("a", range(50), 8, attempt=1, rank=1)
+    assert refusals(rig) == [("a", 1, "shutdown", True)]
+    rig.assert_quiet()
+
+
 def test_a_higher_attempt_replaces_a_lower_one_and_not_the_reverse():
     rig = Rig()
     rig.submit("a", range(30), 20, attempt=1)
