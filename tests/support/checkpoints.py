@@ -79,6 +79,17 @@ def tiny_checkpoint(
     return directory
 
 
+def poisoned_checkpoint(tmp_path: Path, family: str, token: int) -> Path:
+    """tiny_checkpoint's model, but the embedding of `token` is not a number."""
+    from safetensors.torch import load_file
+
+    directory = tiny_checkpoint(tmp_path, family)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][token] = float("nan")
+    write_shards(directory, tensors)
+    return directory
+
+
 def smollm2_path() -> Path:
     """The real model of the tests, fetched at first use; skips the test when it cannot be had."""
     import pytest
