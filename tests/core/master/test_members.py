@@ -140,6 +140,19 @@ def test_x07_a_dead_worker_is_not_chosen_for_its_prefix_and_is_lost_after_3_s():
     assert fleet.grant(fleet.ask(range(515))).worker_id == "other"
 
 
+def test_a_lost_worker_is_removed_though_its_age_is_rounded_down():
+    """128 is near: then + 3 loses a bit, and (then + 3) - then is less than 3."""
+    fleet = Fleet()
+    worker = fleet.add()
+    fleet.now = next(t for t in (127.1 + i / 10 for i in range(9)) if (t + LOST_S) - t < LOST_S)
+    fleet.unlink(worker)
+    fleet.wait(LOST_S, beat=False)
+    assert fleet.state("w0") == "lost"
+    num_dials = len(dials(fleet))
+    fleet.wait(1.0, beat=False)
+    assert len(dials(fleet)) == num_dials
+
+
 def test_x08_one_dead_address_of_four_does_not_delay_the_others():
     fleet = Fleet()
     fleet.add("dead", join=False)
