@@ -81,6 +81,7 @@ def hash_without_parent() -> Iterator[None]:
     with (
         patch("rtp.core.worker.sequence.block_hashes", alone),
         patch("tests.support.cluster.block_hashes", alone),
+        patch("tests.chaos.scenario.block_hashes", alone),
     ):
         yield
 

@@ -44,7 +44,7 @@ def main() -> int:
             print(f"  repeat with: {repeat_line(seed)}")
             if options.stop:
                 break
-        num_events += simulation.num_events
+        num_events += simulation.checks.num_events
     seconds = time.perf_counter() - began
     count = end - first
     print(

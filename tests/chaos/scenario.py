@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rtp.backends.sim import Rule
-from rtp.core.types import RequestId, SamplingParams
-from tests.support.cluster import Planned, a_request
+from rtp.backends.sim import Rule, expected_tokens
+from rtp.core.hashing import block_hashes
+from rtp.core.types import Hashes, RequestId, SamplingParams, pack_ids
+from tests.support.cluster import SEED, Planned, a_request
 from tests.support.oracles import Expected, expected_choices
 
 VOCAB_SIZE = 60
@@ -89,6 +90,8 @@ class Client:
     planned: Planned
     frontend: int
     expected: tuple[Expected, ...]
+    chains: tuple[Hashes, ...]
+    """Block hashes of prompt and whole output, stop strings aside, of each choice."""
     leaves: float | None
     pauses: tuple[float, float] | None
     """When it stops reading, and for how long."""
@@ -219,10 +222,14 @@ def _client(
         start = random.randrange(len(expected[0].text) - 1)
         planned.fields["stop"] = (expected[0].text[start : start + 2], "\u0e01\u0e02")
         expected = expected_choices(planned.begin(RequestId(""), shape.block_size), rule)
+    outputs = [expected_tokens(rule, prompt, sampling, choice) for choice in range(fields["n"])]
     return Client(
         planned=planned,
         frontend=random.randrange(3),
         expected=tuple(expected),
+        chains=tuple(
+            block_hashes(pack_ids([*prompt, *output]), shape.block_size, SEED) for output in outputs
+        ),
         leaves=random.choice([0.0, 0.005, 0.05, 0.3, 2.0]) if random.random() < 0.15 else None,
         pauses=(random.uniform(0.0, 0.5), random.choice([0.1, 1.0, 100.0]))
         if random.random() < 0.15

@@ -49,5 +49,5 @@ def test_a_seed_repeats_event_by_event() -> None:
     for _ in range(2):
         simulation = Simulation(3).run()
         outcomes = simulation.witness.outcomes.by_id
-        runs.append((simulation.num_events, simulation.world.now, repr(outcomes)))
+        runs.append((simulation.checks.num_events, simulation.world.now, repr(outcomes)))
     assert runs[0] == runs[1]

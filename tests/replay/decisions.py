@@ -45,7 +45,7 @@ def fault_log(seed: int) -> bytes:
     """What became of every request of a run under faults."""
     simulation = Simulation(seed).run()
     outcomes = simulation.witness.outcomes.by_id.values()
-    return "\n".join(map(repr, outcomes)).encode() + repr(simulation.num_events).encode()
+    return "\n".join(map(repr, outcomes)).encode() + repr(simulation.checks.num_events).encode()
 
 
 def _decides(command: Command) -> bool:

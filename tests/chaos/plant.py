@@ -1,0 +1,170 @@
+"""The processes of a simulated cluster: started by a scenario's shape, killed, started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from rtp.backends import sim
+from rtp.core import plugins
+from rtp.core.commands import Command
+from rtp.core.events import Event
+from rtp.core.frontend.frontend import Frontend
+from rtp.core.master.master import Master
+from rtp.core.ports import Runner
+from rtp.core.steps import StepPlan, StepResult
+from rtp.core.types import FrontendId, WorkerId
+from rtp.core.virtual import VirtualCluster
+from rtp.core.virtual_time import Process
+from rtp.core.worker.worker import Worker
+from tests.chaos.network import FaultyNetwork
+from tests.chaos.scenario import EOS, MAX_MODEL_LEN, VOCAB_SIZE, Scenario
+from tests.support.cluster import a_register
+from tests.support.oracles import Signs
+
+MAX_RANKS = 32
+KEPT_PLACEMENTS = 8
+AFFINITY_CHATS = 3
+
+
+class UnsteadyRunner:
+    """A Runner some of whose steps take a hundred times as long.  hangs: share of them by now."""
+
+    def __init__(self, inner: Runner, hangs: Callable[[], float], random: Random) -> None:
+        self.capacity = inner.capacity
+        self._inner = inner
+        self._hangs = hangs
+        self._random = random
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = self._inner.execute(plan)
+        if self._random.random() < self._hangs():
+            return StepResult(result.step, result.rows, 100 * result.elapsed_s)
+        return result
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Plant:
+    """`world` with a Master, frontends f0 .. and workers w0 .., each in its present life."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        observe: Callable[[Process, Command], None],
+        after: Callable[[Process, Event], None],
+    ) -> None:
+        self.shape = scenario.shape
+        random = Random(f"{scenario.seed} network and runners")
+        self.network = FaultyNetwork(scenario.trouble, random, lambda: self.world.now)
+        self.world = VirtualCluster(self.network, observe=observe, after=after)
+        self._random = random
+        self._skews = list(scenario.skews)
+        self._hangs = scenario.shape.hang
+        self._term = 0
+        self._epochs: dict[WorkerId, int] = {}
+
+    @property
+    def master(self) -> Process:
+        assert self.world.master is not None
+        return self.world.master
+
+    @property
+    def processes(self) -> list[Process]:
+        return [self.master, *self.world.frontends.values(), *self.world.workers.values()]
+
+    def start(self) -> None:
+        self.start_master()
+        for index in range(self.shape.workers):
+            self.start_worker(WorkerId(f"w{index}"))
+
+    def calm(self) -> None:
+        """From now on nothing goes wrong by itself; what stands still goes on."""
+        self.network.calm()
+        self._hangs = 0.0
+        for process in self.processes:
+            self.resume(process)
+
+    def start_master(self) -> None:
+        """The next Master, with the frontend that lives in its process, or the first ones."""
+        first = self._term == 0
+        self._term += 1
+        routing = self.shape.routing
+        policy = plugins.build("routing", routing, **({"seed": 1} if routing == "random" else {}))
+        core = Master(
+            self._term,
+            policy,
+            max_ranks=MAX_RANKS,
+            kept_placements=KEPT_PLACEMENTS,
+            affinity_chats=AFFINITY_CHATS,
+        )
+        self.world.add_master(core, term=self._term, skew_s=self._skew())
+        if first or self.shape.with_master:
+            for index in range(self.shape.frontends):
+                self.start_frontend(FrontendId(f"f{index}"))
+
+    def start_frontend(self, name: FrontendId) -> None:
+        core = Frontend(name, lambda model, skip: Signs())
+        together = self.shape.with_master
+        skew_s = self.master.skew_s if together else self._skew()
+        self.world.add_frontend(name, core, skew_s=skew_s, with_master=together)
+
+    def start_worker(self, worker_id: WorkerId) -> None:
+        shape = self.shape
+        epoch = self._epochs[worker_id] = self._epochs.get(worker_id, 0) + 1
+        runners = [
+            UnsteadyRunner(self._a_runner(), lambda: self._hangs, self._random)
+            for _ in range(shape.ranks)
+        ]
+        card = a_register(
+            worker_id, epoch, runners, profile=(), max_batch_tokens=shape.max_batch_tokens
+        )
+        core = Worker(
+            card,
+            [runner.capacity for runner in runners],
+            max_batch_tokens=shape.max_batch_tokens,
+            chunk_while_decoding=shape.chunk_while_decoding,
+            max_rows=shape.max_rows,
+            steps_in_flight=shape.steps_in_flight,
+            max_unacked=shape.max_unacked,
+            max_attempts=shape.max_attempts,
+        )
+        self.world.add_worker(card, core, runners, skew_s=self._skew())
+
+    def restart_worker(self, worker: Process, after_s: float) -> None:
+        """kill -9, and a new life some time later."""
+        if worker.alive:
+            self.world.kill(worker)
+            again = self.world.now + after_s
+            self.world.call(again, lambda: self.start_worker(WorkerId(worker.name)))
+
+    def pause(self, process: Process, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT some time later."""
+        if process.alive and not process.paused:
+            self.world.pause(process)
+            self.world.call(self.world.now + seconds, lambda: self.resume(process))
+
+    def resume(self, process: Process) -> None:
+        if process.alive and process.paused:
+            self.world.resume(process)
+
+    def _a_runner(self) -> Runner:
+        shape = self.shape
+        return sim.build(
+            num_blocks=shape.num_blocks,
+            block_size=shape.block_size,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=VOCAB_SIZE,
+            eos_ids=(EOS,),
+            eos_every=shape.eos_every,
+            a=shape.step_s / 2,
+            b=shape.step_s / 50,
+            c=0.0,
+            d=shape.step_s,
+            e=shape.step_s / 20,
+            f=0.0,
+        )
+
+    def _skew(self) -> float:
+        return self._skews.pop() if self._skews else 0.0
