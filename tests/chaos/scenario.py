@@ -28,6 +28,7 @@ FAULTS = (
     "fail_runner",
     "kill_master",
     "pause_master",
+    "usurp_master",
     "kill_frontend",
     "pause_frontend",
     "cut",
