@@ -18,6 +18,8 @@ from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.messages import Cancel, Submit, Tokens
 from rtp.core.types import Hashes, Ids, Tier
 from rtp.core.worker.blocks import BlockManager
+from rtp.core.worker.running import Running
+from rtp.core.worker.sequence import Sequence
 from rtp.core.worker.worker import Worker
 
 
@@ -69,6 +71,21 @@ def _shift(command: Command, resumed: set[tuple[str, int, int]]) -> Command:
 
 
 @contextmanager
+def blocks_shared_before_they_are_written() -> Iterator[None]:
+    """A prompt's blocks are findable from its start on, not from the end of a finite step."""
+    start = Running.start
+
+    def early(self: Running, seq: Sequence, held: list[int]) -> None:
+        start(self, seq, held)
+        computed, seq.computed = seq.computed, len(seq.ids)
+        self.register(seq)
+        seq.computed = computed
+
+    with patch.object(Running, "start", early):
+        yield
+
+
+@contextmanager
 def hash_without_parent() -> Iterator[None]:
     """A block's hash names its own tokens instead of the whole prefix."""
     block_hashes = rtp.core.hashing.block_hashes
@@ -100,6 +117,7 @@ def evicted_keys_kept() -> Iterator[None]:
 BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "release_skipped_on_cancel": release_skipped_on_cancel,
     "resume_index_off_by_one": resume_index_off_by_one,
+    "blocks_shared_before_they_are_written": blocks_shared_before_they_are_written,
     "hash_without_parent": hash_without_parent,
     "evicted_keys_kept": evicted_keys_kept,
 }

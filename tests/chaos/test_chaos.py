@@ -37,7 +37,6 @@ def test_all_seeds(first: int) -> None:
     check(range(first, first + SOAK_BATCH))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_found_within_500_seeds(bug: str) -> None:
     with BUGS[bug]():
