@@ -19,6 +19,8 @@ import asyncio
 import json
 import os
 import random
+import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -97,7 +99,7 @@ async def round_of(
 ) -> None:
     """One round: every prefill length `repeats` times, every concurrency once."""
     timeout = aiohttp.ClientTimeout(total=600)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)  # both servers alike
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         for length in PREFILLS:
             for _ in range(repeats):
@@ -146,6 +148,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="prefills of each length per round")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers must not outlive us
     threads = os.cpu_count() or 1
     rng = random.Random(args.seed)
 

@@ -27,7 +27,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's tokenizer as a Hugging Face hub cache, which is how both tools find it offline."""
+    """The tokenizer as a Hugging Face hub cache, which is how both tools find it offline."""
     home = tmp_path_factory.mktemp("hf")
     folder = home / "hub" / "models--local--tok"
     snapshot = folder / "snapshots" / COMMIT
