@@ -65,6 +65,12 @@ class StepDone(Event, frozen=True):
     result: StepResult
 
 
+class Stalled(Event, frozen=True):
+    """A step in flight takes far longer than predicted; or, not `hung`, none does any more."""
+
+    hung: bool
+
+
 class RunnerFailed(Event, frozen=True):
     """The Runner of `rank` is gone; nothing on this rank can continue."""
 

@@ -112,7 +112,8 @@ class FirstToken(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Status(Message, frozen=True, tag=4):
-    """At most one per status period, only after something changed; idle beat 250 ms."""
+    """At most one per status period, only after something changed; idle beat 250 ms. At once, and
+    whatever is unacknowledged, where `hung` changes."""
 
     worker_id: WorkerId
     epoch: int
@@ -125,6 +126,8 @@ class Status(Message, frozen=True, tag=4):
     finished: tuple[Finished, ...] = ()
     """Not yet acknowledged ones; the Master ignores repeats."""
     draining: bool = False
+    hung: bool = False
+    """A step takes far longer than predicted: no new work until a Status says otherwise."""
 
     def columns(self) -> IntArray:
         """[ranks, len(STATUS_COLUMNS)] int64, a read-only view."""

@@ -39,15 +39,17 @@ def predicted_s(plan: StepPlan, profile: Sequence[float]) -> float:
 
 class StallWatch:
     """Limits for the steps in flight. A step over FACTOR x its prediction, and over FLOOR_S, is
-    hung: noted once, and stalled() says so until it ends. on_fatal(reason): over FATAL_S and
-    FATAL_FACTOR."""
+    hung: noted once, and stalled() says so until it ends. on_change(hung): the first of them hangs,
+    or the last that did has ended. on_fatal(reason): over FATAL_S and FATAL_FACTOR."""
 
     def __init__(
         self,
         profile: Sequence[float],
         on_note: Callable[[Note], None],
+        on_change: Callable[[bool], None],
         on_fatal: Callable[[str], None],
     ) -> None:
+        self._on_change = on_change
         self._on_fatal = on_fatal
         self._profile = profile
         self._on_note = on_note
@@ -70,7 +72,10 @@ class StallWatch:
 
     def done(self, rank: int, step: int) -> None:
         self._flying.pop((rank, step), None)
-        self._hung.discard((rank, step))
+        if (rank, step) in self._hung:
+            self._hung.remove((rank, step))
+            if not self._hung:
+                self._on_change(False)
         if not any(key[0] == rank for key in self._flying):
             self._free_at.pop(rank, None)
 
@@ -85,6 +90,8 @@ class StallWatch:
                 self._hung.add((rank, step))
                 fields: dict[str, object] = {"rank": rank, "step": step, "waited_s": waited}
                 self._on_note(Note("step.hung", fields | {"limit_s": limit}))
+                if len(self._hung) == 1:
+                    self._on_change(True)
             if waited > max(FATAL_S, limit * FATAL_FACTOR / FACTOR):
                 self._on_fatal(f"rank {rank}: step {step} hangs since {waited:.0f} s")
         self._timer = self._loop.call_later(LOOK_S, self._look)

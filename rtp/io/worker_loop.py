@@ -17,6 +17,7 @@ from rtp.core.events import (
     MasterDown,
     MasterUp,
     RunnerFailed,
+    Stalled,
     StepDone,
 )
 from rtp.core.messages import Register
@@ -70,7 +71,7 @@ class WorkerLoop:
     def __post_init__(self) -> None:
         self.unlinked.set()
         self.driver = Driver(self.core, self._perform, self._fault, self._after_turn)
-        self.stall = StallWatch(self.register.profile, self.on_note, self._fail)
+        self.stall = StallWatch(self.register.profile, self.on_note, self._stalled, self._fail)
 
     async def close(self) -> None:
         """Ends connections and Runners; peers that try again meanwhile are refused."""
@@ -209,6 +210,9 @@ class WorkerLoop:
                 self.on_note(command)
             case _:
                 raise TypeError(f"not a command of a worker: {type(command).__name__}")
+
+    def _stalled(self, hung: bool) -> None:
+        self.driver.tell(Stalled(hung))
 
     def _fail(self, reason: str) -> None:
         self.failed = self.failed or reason

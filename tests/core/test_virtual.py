@@ -19,6 +19,7 @@ from rtp.core.events import (
     LinkUp,
     MasterDown,
     MasterUp,
+    Stalled,
     StepDone,
     StreamDown,
     StreamUp,
@@ -394,3 +395,29 @@ def test_o03_a_client_that_leaves_frees_everything_within_a_second() -> None:
     assert cluster.master.idle()
     assert cluster.frontend.idle()
     assert cluster.workers[WorkerId("w0")].idle()
+
+
+def test_o01_nothing_is_placed_on_a_worker_whose_step_hangs() -> None:
+    """Its prefix draws everything there; a driver sees the step of 30 s hang after 2 s."""
+    cluster = a_cluster(workers=2)
+    first = cluster.run(a_request(tokens=range(3, 515), at=0.0))
+    name = WorkerId(first.rank_id.partition("/")[0])
+    process = cluster.world.workers[name]
+    process.free_at[0] = cluster.world.now + 30.0
+    stuck = cluster.begin(a_request(tokens=range(3, 600), at=cluster.now))
+    cluster.pass_time(2.0)
+    cluster.world.tell(process, Stalled(True))
+    cluster.pass_time(0.01)
+    assert cluster.master.overview(cluster.world.now)["workers"][name]["state"] == "hung"
+    others = [
+        cluster.run(a_request(tokens=range(3, 640 + i), at=cluster.now + 1.0)) for i in range(4)
+    ]
+    assert all(one.over and one.rank_id != first.rank_id for one in others)
+    assert not stuck.over
+    cluster.world.run_while(lambda: not stuck.over, cluster.world.now + 40)
+    cluster.world.tell(process, Stalled(False))
+    cluster.pass_time(0.01)
+    assert stuck.rank_id == first.rank_id
+    again = cluster.run(a_request(tokens=range(3, 700), at=cluster.now + 1.0))
+    assert again.over
+    assert cluster.master.overview(cluster.world.now)["workers"][name]["state"] == "live"

@@ -11,6 +11,7 @@ from rtp.io import stall
 from rtp.io.stall import FATAL_S, FLOOR_S, StallWatch, predicted_s
 
 PROFILE = (0.1, 0.01, 0.0, 0.5, 0.1, 0.001)
+IGNORE = (lambda note: None, lambda hung: None, lambda reason: None)
 
 
 def plan(step: int, *rows: tuple[int, int]) -> StepPlan:
@@ -42,34 +43,37 @@ def test_prediction_adds_prefill_and_decode():
 async def test_a_hung_step_is_noted_once_and_until_it_ends(time: Time):
     notes: list[Note] = []
     fatal: list[str] = []
-    watch = StallWatch(PROFILE, notes.append, fatal.append)
+    changes: list[bool] = []
+    watch = StallWatch(PROFILE, notes.append, changes.append, fatal.append)
     watch.begun(0, plan(7, (0, 90)))  # 1 s, so 5 s are allowed
     time.now += 4.9
     watch._look()
     assert watch.stalled() == ""
-    assert notes == []
+    assert (notes, changes) == ([], [])
     time.now += 0.2
     watch._look()
     watch._look()
     assert watch.stalled() == "step 7 hangs"
     assert [n.event for n in notes] == ["step.hung"]
-    assert fatal == []
+    assert (fatal, changes) == ([], [True])
     time.now += FATAL_S
     watch._look()
     assert fatal == ["rank 0: step 7 hangs since 65 s"]
     watch.done(0, 7)
+    watch.done(0, 7)
     assert watch.stalled() == ""
+    assert changes == [True, False]
     watch.close()
 
 
 async def test_short_steps_have_a_floor(time: Time):
-    watch = StallWatch(PROFILE, lambda note: None, lambda reason: None)
+    watch = StallWatch(PROFILE, *IGNORE)
     watch.begun(0, plan(1, (0, 1)))
     time.now += FLOOR_S + 0.9  # 5 x 0.6 s are allowed
     watch._look()
     assert not watch.stalled()
     watch.close()
-    quick = StallWatch((), lambda note: None, lambda reason: None)
+    quick = StallWatch((), *IGNORE)
     quick.begun(0, plan(1, (0, 1)))
     time.now += FLOOR_S * 0.9
     quick._look()
@@ -81,7 +85,7 @@ async def test_short_steps_have_a_floor(time: Time):
 
 
 async def test_a_step_in_flight_behind_another_has_its_time_too(time: Time):
-    watch = StallWatch(PROFILE, lambda note: None, lambda reason: None)
+    watch = StallWatch(PROFILE, *IGNORE)
     watch.begun(0, plan(1, (0, 90)))
     watch.begun(0, plan(2, (0, 90)))
     time.now += 1.0
@@ -92,4 +96,21 @@ async def test_a_step_in_flight_behind_another_has_its_time_too(time: Time):
     time.now += 0.2
     watch._look()
     assert watch.stalled() == "step 2 hangs"
+    watch.close()
+
+
+async def test_hung_is_until_the_last_step_that_hangs_has_ended(time: Time):
+    changes: list[bool] = []
+    watch = StallWatch((), lambda note: None, changes.append, lambda reason: None)
+    for rank in range(3):
+        watch.begun(rank, plan(1, (0, 1)))
+    time.now += FLOOR_S + 0.1
+    watch._look()
+    assert changes == [True]
+    watch.done(0, 1)
+    watch.done(2, 1)
+    assert changes == [True]
+    assert watch.stalled()
+    watch.done(1, 1)
+    assert changes == [True, False]
     watch.close()

@@ -54,6 +54,7 @@ class Worker:
         self.mask = [0] * register.ranks
         self.load: list[dict[str, int]] = [{} for _ in range(register.ranks)]
         self.draining = False
+        self.hung = False
 
     def see(self, grant: Grant) -> None:
         """A Submit with this number arrived."""
@@ -77,7 +78,15 @@ class Worker:
             } | self.load[rank]
             table[rank] = [facts.get(name, 0) for name in STATUS_COLUMNS]
         return Status(
-            self.id, self.epoch, term, self.seq, table.tobytes(), firsts, finished, self.draining
+            self.id,
+            self.epoch,
+            term,
+            self.seq,
+            table.tobytes(),
+            firsts,
+            finished,
+            self.draining,
+            self.hung,
         )
 
 

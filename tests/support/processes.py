@@ -15,6 +15,11 @@ def workers(root_pid: int) -> list[psutil.Process]:
     return sorted(found, key=lambda p: p.create_time())
 
 
+def ranks(worker: psutil.Process) -> list[psutil.Process]:
+    """The Runner processes of a worker's control process."""
+    return [child for child in worker.children() if "rtp.rank" in child.cmdline()]
+
+
 def kill(worker: psutil.Process) -> None:
     """kill -9 of a worker's whole process group: control process and Runners."""
     group = [worker, *worker.children(recursive=True)]

@@ -63,7 +63,7 @@ class Links:
         return [Note("worker.recovered", member.facts())]
 
     def status(self, member: Member, status: Status, now: float) -> list[Command]:
-        """A Status that is newer than the last: load, seen grants, draining."""
+        """A Status that is newer than the last: load, seen grants, draining, hung."""
         table = status.columns()
         out: list[Command] = []
         first = member.state is MemberState.LINKED
@@ -83,6 +83,10 @@ class Links:
                 out.append(Note("worker.drained", member.facts()))
             member.draining = status.draining
             self._fleet.refresh(member)
+        if member.hung != status.hung:
+            member.hung = status.hung
+            self._fleet.refresh(member)
+            out.append(Note("worker.hung" if status.hung else "worker.recovered", member.facts()))
         return out
 
     def poll(self, member: Member) -> Command:

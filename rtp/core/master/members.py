@@ -5,7 +5,8 @@
       failed      reconnecting -> lost          the same epoch back within 3 s goes on
 
 A worker is known by its id and by its address: registering either again replaces what was there.
-Messages of another epoch are nobody's.
+Messages of another epoch are nobody's. Beside its state a worker may be draining, or hung: alive,
+but with a step that does not end. Either way it gets no new grants.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ PRESENT = (
 )
 
 
+HUNG = "hung"
+SHOWN = (*(str(state) for state in PRESENT), HUNG)
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """One life of one worker. Changed by the Master only."""
@@ -77,6 +82,8 @@ class Member:
     """Slices of the snapshot under way that were applied; 0: none."""
     status_period_s: float = 0.0
     draining: bool = False
+    hung: bool = False
+    """A step of it takes far longer than it should."""
     num_resyncs: int = 0
     num_gaps: int = 0
     num_failures: int = 0
@@ -99,7 +106,12 @@ class Member:
     @property
     def usable(self) -> bool:
         """May get new grants."""
-        return self.state is MemberState.LIVE and not self.draining
+        return self.state is MemberState.LIVE and not self.draining and not self.hung
+
+    @property
+    def shown(self) -> str:
+        """The state for people: a live worker may be hung."""
+        return HUNG if self.hung and self.state is MemberState.LIVE else str(self.state)
 
     def facts(self) -> dict[str, object]:
         """What a Note says of it."""

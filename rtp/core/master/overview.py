@@ -6,7 +6,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from rtp.core.master.members import PRESENT, Departed, Member
+from rtp.core.master.members import SHOWN, Departed, Member
 from rtp.core.master.placement import Reasons
 from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import NUM_REPORTED, Ranks
@@ -25,9 +25,9 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
     """Workers by id, models by name, counters; of workers that left, the last 64."""
     fleet, totals, placements = master.fleet, master.totals, master.placements
     members = list(fleet.members)
-    states = dict.fromkeys((str(state) for state in PRESENT), 0)
+    states = dict.fromkeys(SHOWN, 0)
     for member in members:
-        states[str(member.state)] += 1
+        states[member.shown] += 1
     pools = list(fleet.pools.values())
     return {
         "term": master.term,
@@ -133,7 +133,7 @@ def _member(master: Master, member: Member, now: float) -> Facts:
         "address": register.address,
         "role": str(register.role),
         "model": register.model,
-        "state": str(member.state),
+        "state": member.shown,
         "draining": member.draining,
         "silent_s": now - member.heard_at if member.heard_at else None,
         "view": {

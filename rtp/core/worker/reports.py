@@ -89,11 +89,14 @@ class Reports:
         self.term = -1
         """Highest term seen."""
         self.linked = False
+        self.hung = False
+        """A step in flight takes far longer than it should."""
         self.cache = CacheReport(card.worker_id, card.epoch, pools, stats)
         self._card = card
         self._news = _News()
         self._poll: Poll | None = None
         self._changed = True
+        self._urgent = False
         self._seq = -1
         self._acked = -1
         self._status_at = 0.0
@@ -127,6 +130,11 @@ class Reports:
     def changed(self) -> None:
         """Something that a Status tells is no longer as it was."""
         self._changed = True
+
+    def stalled(self, hung: bool) -> None:
+        """The next Status does not wait: no step may end for long."""
+        self._urgent = self._urgent or hung != self.hung
+        self.hung = hung
 
     def add(self, news: FirstToken | Finished) -> None:
         self._news.add(news)
@@ -172,6 +180,8 @@ class Reports:
     def _status_due(self) -> float | None:
         """The idle beat goes out even while a Status is unacknowledged: the lease hangs on it."""
         assert self._poll is not None
+        if self._urgent:
+            return self._status_at
         if self._changed and self._acked == self._seq:
             return self._status_at + min(self._poll.status_period_s, IDLE_BEAT_S)
         return self._status_at + IDLE_BEAT_S
@@ -179,7 +189,7 @@ class Reports:
     def _status(self, now: float, table: bytes, draining: bool) -> Status:
         self._seq += 1
         self._status_at = now
-        self._changed = False
+        self._changed = self._urgent = False
         firsts, ends = _split(self._news.all(self._seq))
         return Status(
             worker_id=self._card.worker_id,
@@ -190,6 +200,7 @@ class Reports:
             first_tokens=firsts,
             finished=ends,
             draining=draining,
+            hung=self.hung,
         )
 
 

@@ -21,6 +21,7 @@ from rtp.core.events import (
     MasterDown,
     MasterUp,
     RunnerFailed,
+    Stalled,
     StepDone,
     Tick,
 )
@@ -115,6 +116,8 @@ class Worker:
                 self._reports.up(term, now)
             case MasterDown():
                 self._reports.down(now)
+            case Stalled(hung):
+                self._reports.stalled(hung)
             case RunnerFailed(rank, reason):
                 self._runner_failed(rank, reason, now)
             case Drain(grace_s):
@@ -163,6 +166,7 @@ class Worker:
             "term": self._reports.term,
             "linked": self._reports.linked,
             "draining": self._drain_until is not None,
+            "hung": self._reports.hung,
             "attempts": len(self._attempts),
             "frontends": self._attempts.num_frontends,
             "tombstones": len(self._graves),

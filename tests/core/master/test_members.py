@@ -276,6 +276,55 @@ def test_a_draining_worker_gets_no_new_grants_and_finishes_what_runs():
     assert len(grants) == 4
 
 
+def test_o01_a_hung_worker_gets_no_new_grants_until_it_says_otherwise():
+    fleet = Fleet()
+    fleet.tell(FrontendUp(FRONTEND))
+    hung, other = fleet.add("hung"), fleet.add("other")
+    fleet.store(hung, hashes_of(PROMPT))
+    running = fleet.grant(fleet.ask(range(513)))
+    assert running.worker_id == "hung"
+    hung.see(running)
+    hung.hung = True
+    for _ in range(3):
+        fleet.report(hung)
+    assert fleet.state("hung") == "hung"
+    assert len(fleet.notes("worker.hung")) == 1
+    states = fleet.master.overview(fleet.now)["worker_states"]
+    assert (states["hung"], states["live"]) == (1, 1)
+    assert fleet.grant(fleet.ask(range(514))).worker_id == other.id
+    fleet.now += SUSPECT_S + 0.1  # silent as well, and heard of again
+    fleet.report(other)
+    assert fleet.state("hung") == "suspect"
+    fleet.report(hung)
+    assert fleet.state("hung") == "hung"
+    assert fleet.grant(fleet.ask(range(515))).worker_id == other.id
+    hung.hung = False
+    fleet.report(hung)
+    assert fleet.state("hung") == "live"
+    assert fleet.notes("worker.recovered")
+    assert fleet.grant(fleet.ask(range(516))).worker_id == "hung"
+    assert not fleet.sent(WorkerLost), "what runs there goes on"
+    assert not fleet.sent(Fence)
+
+
+def test_o01_requests_wait_for_the_only_worker_that_hangs():
+    fleet = Fleet()
+    worker = fleet.add()
+    worker.hung = True
+    fleet.report(worker)
+    request = fleet.ask()
+    assert fleet.grant(request) is None
+    assert fleet.refusal(request) is None
+    fleet.unlink(worker)
+    fleet.link(worker)
+    fleet.report(worker)
+    assert fleet.state("w0") == "hung", "said again to whoever links anew"
+    assert fleet.grant(request) is None
+    worker.hung = False
+    fleet.report(worker)
+    assert fleet.grant(request).worker_id == worker.id
+
+
 def test_only_draining_workers_left_is_refused_at_once():
     fleet = Fleet()
     worker = fleet.add()

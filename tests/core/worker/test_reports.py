@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rtp.core.events import From, MasterDown, MasterUp
+from rtp.core.events import From, MasterDown, MasterUp, Stalled
 from rtp.core.messages import STATUS_COLUMNS, Delta, Fence, Now, Poll, Snapshot, Status
 from rtp.core.worker import cache_report
 from rtp.core.worker.reports import SeenGrants
@@ -42,6 +42,36 @@ def test_a_busy_worker_sends_at_most_one_status_per_period_and_one_unacknowledge
     before = rig.worker._reports._seq
     rig.run(0.2)
     assert rig.worker._reports._seq == before + 1, "nothing more until it is acknowledged"
+
+
+def test_o01_a_hung_step_is_told_at_once_though_nothing_ends_or_is_acknowledged():
+    rig = Rig(sim_params={"d": 30.0})
+    rig.submit("a", range(10), 5)
+    rig.run(1.0)
+    rig.lose = lambda message: isinstance(message, Status)
+    rig.run(0.251)  # a Status is on its way, unacknowledged
+    rig.lose = lambda message: False
+    before = len(rig.master.statuses)
+    rig.tell(Stalled(True))
+    rig.tell(Stalled(True))
+    assert [status.hung for status in rig.master.statuses[before:]] == [True]
+    assert rig.worker.overview()["hung"]
+    rig.run(1.0)
+    assert all(status.hung for status in rig.master.statuses[before:])
+    assert len(rig.master.statuses) >= before + 4, "with every beat"
+    before = len(rig.master.statuses)
+    rig.tell(Stalled(False))
+    assert [status.hung for status in rig.master.statuses[before:]] == [False]
+
+
+def test_o01_a_master_that_comes_while_a_step_hangs_is_told_first():
+    rig = Rig(master=False)
+    rig.tell(Stalled(True))
+    assert rig.worker.next_deadline() is not None
+    rig.run(0.5)
+    rig.tell(MasterUp(1))
+    rig.tell(From("master", rig.master.poll()))
+    assert [status.hung for status in rig.master.statuses] == [True]
 
 
 def test_the_table_tells_the_load():
