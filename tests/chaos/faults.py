@@ -80,17 +80,15 @@ class Faults:
             self._plant.pause(self._frontend(fault), fault.seconds)
 
     def usurp_master(self, fault: Fault) -> None:
-        """The Master stands still, a next one, which knows the workers' addresses, takes over, and
-        the first comes back to find that it is nobody's."""
+        """The Master stands still, a next one takes over, and the first comes back to find that it
+        is nobody's. Workers do not look for a Master while they have one: it has to ask them."""
         old = self._plant.master
         if self._plant.shape.with_master or not old.alive or old.paused:
             self.pause_master(fault)
             return
         self._plant.pause(old, fault.seconds)
+        self._plant.asks_workers = True
         self._plant.start_master()
-        for worker in self._world.workers.values():
-            if worker.alive and worker.register is not None:
-                self._world.tell(self._plant.master, From(worker.name, worker.register))
         for frontend in self._world.frontends.values():
             connection = frontend.connections.get(old.name)
             if connection is not None:

@@ -8,7 +8,7 @@ from random import Random
 from rtp.backends import sim
 from rtp.core import plugins
 from rtp.core.commands import Command
-from rtp.core.events import Event
+from rtp.core.events import Event, From
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.master.master import Master
 from rtp.core.ports import Runner
@@ -56,6 +56,8 @@ class Plant:
         after: Callable[[Process, Event], None],
     ) -> None:
         self.shape = scenario.shape
+        self.asks_workers = False
+        """New Masters know the workers' addresses and ask them to register."""
         random = Random(f"{scenario.seed} network and runners")
         self.network = FaultyNetwork(scenario.trouble, random, lambda: self.world.now)
         self.world = VirtualCluster(self.network, observe=observe, after=after)
@@ -100,6 +102,9 @@ class Plant:
             affinity_chats=AFFINITY_CHATS,
         )
         self.world.add_master(core, term=self._term, skew_s=self._skew())
+        for worker in self.world.workers.values() if self.asks_workers else ():
+            if worker.alive and worker.register is not None:
+                self.world.tell(self.master, From(worker.name, worker.register))
         if first or self.shape.with_master:
             for index in range(self.shape.frontends):
                 self.start_frontend(FrontendId(f"f{index}"))
