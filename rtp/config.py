@@ -37,7 +37,7 @@ class Settings(BaseModel):
 
 
 def state_dir() -> Path:
-    """Where secrets and logs lie unless told otherwise: $XDG_STATE_HOME/rtp or
+    """Where secrets, logs and last numbers lie unless told otherwise: $XDG_STATE_HOME/rtp or
     ~/.local/state/rtp."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "rtp"
@@ -56,6 +56,12 @@ class Process(Settings):
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "Least severe log lines that are written.", "logging"
     )
+    state: Path = Field(
+        default_factory=state_dir,
+        description="Directory for what outlives a process: the secret, logs, the last term and"
+        " epoch.",
+        json_schema_extra={"group": "process"},
+    )
     parent: int = option(
         0, "Pid of the process that started this one; it ends when that one ends.", "process"
     )
@@ -66,7 +72,7 @@ class Process(Settings):
 
     @property
     def secret_path(self) -> Path:
-        return self.secret_file or state_dir() / "cluster.secret"
+        return self.secret_file or self.state / "cluster.secret"
 
     @model_validator(mode="after")
     def _closed_to_the_world(self) -> Self:
@@ -200,11 +206,6 @@ class LocalConfig(Public, Scheduling, Model):
     workers: Positive = option(2, "Workers to run.", "cluster")
     threads: Positive | None = option(
         None, "Threads that compute, per worker; default: cores over workers.", "model"
-    )
-    state: Path = Field(
-        default_factory=state_dir,
-        description="Directory for logs and the secret.",
-        json_schema_extra={"group": "process"},
     )
     ask: bool = option(True, "Ask the model an example question when it is ready.", "process")
     drain_s: Seconds = option(5.0, "How long an end lets running requests go on.", "process")

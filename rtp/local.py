@@ -52,10 +52,9 @@ class Local:
         self.url = f"http://{addresses.join(config.own_host, port)}"
         self.logs = config.state / "logs" / str(port)
         self.logs.mkdir(parents=True, exist_ok=True)
-        secret = config.secret_file or config.state / "cluster.secret"
-        read_secret(secret, create=config.loopback)
-        shared = [f"--secret-file={secret}", f"--log-level={config.log_level}"]
-        shared.append(f"--drain-s={config.drain_s}")
+        read_secret(config.secret_path, create=config.loopback)
+        shared = [f"--secret-file={config.secret_path}", f"--state={config.state}"]
+        shared += [f"--log-level={config.log_level}", f"--drain-s={config.drain_s}"]
         flags = [*shared, f"--port={port}", *to_flags(config, MASTER_FIELDS)]
         self._master = self._child("master", flags)
         cores = len(os.sched_getaffinity(0))

@@ -8,7 +8,6 @@ import dataclasses
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from rtp.io.handshake import read_secret
 from rtp.io.http_frontend import make_app, make_runner
 from rtp.io.master_loop import MasterLoop
 from rtp.io.metrics import Metrics
+from rtp.io.ratchet import next_number
 from rtp.io.runner_process import die_with
 from rtp.io.tokenizer import Tokenizer
 from rtp.serving import listen, until_signal
@@ -51,12 +51,15 @@ class MasterServer:
         on_note: Callable[[Note], None],
         term: int | None = None,
     ) -> None:
-        """term: for tests; else the time, so that a later Master has a higher one."""
+        """term: for tests; else one that is higher than those of earlier Masters."""
         self.metrics = Metrics()
         self.url = ""
-        term = time.time_ns() // 1_000_000 if term is None else term
         self._config = config
         self._log = on_note
+        if term is None:
+            term, reason = next_number(config.state / "term")
+            if reason:
+                self._on_note(Note("term.not_kept", {"term": term, "reason": reason}))
         self._tokenizers: dict[str, Tokenizer] = {}
         routing = plugins.build("routing", config.routing.name, **config.routing.params)
         self._core = Master(

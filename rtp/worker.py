@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ from rtp.core.worker.worker import Worker
 from rtp.io import addresses, logs
 from rtp.io.clock import LoopWatch
 from rtp.io.handshake import key_id, read_secret
+from rtp.io.ratchet import next_number
 from rtp.io.registration import keep_registered
 from rtp.io.runner_process import (
     Broken,
@@ -146,7 +146,7 @@ class WorkerServer:
             raise ConfigError("the ranks loaded different models")
         return Register(
             worker_id=WorkerId(config.worker_id or self.address),
-            epoch=time.time_ns() // 1_000_000,
+            epoch=self._epoch(),
             address=self.address,
             role=config.role,
             ranks=len(ready),
@@ -160,6 +160,14 @@ class WorkerServer:
             max_batch_tokens=config.max_batch_tokens,
             profile=first.profile,
         )
+
+    def _epoch(self) -> int:
+        """Higher than those of this worker's earlier lives; all workers of a state directory count
+        together."""
+        epoch, reason = next_number(self._config.state / "epoch")
+        if reason:
+            self._on_note(Note("epoch.not_kept", {"epoch": epoch, "reason": reason}))
+        return epoch
 
     def _progress(self, line: str) -> None:
         self._on_note(Note("model.loading", {"step": line}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -13,6 +14,7 @@ from rtp.core.events import Begin
 from rtp.core.hashing import block_hashes, namespace
 from rtp.core.messages import Register
 from rtp.core.types import RequestId, SamplingParams, pack_ids
+from rtp.io import ratchet
 from rtp.io.frontend_loop import Handle
 from rtp.io.handshake import body_proof, key_id, new_nonce
 from rtp.io.registration import CHALLENGE, PROOF, REGISTER_PATH, ask_headers
@@ -97,6 +99,35 @@ async def test_a_restarted_worker_comes_back_with_a_new_epoch():
         assert cluster.workers[0].server.loop.register.epoch > epoch
         seen = {w["worker_id"]: w["epoch"] for w in cluster.master.overview()["workers"]}
         assert seen["worker-0"] == cluster.workers[0].server.loop.register.epoch
+
+
+async def test_lives_that_start_after_the_clock_was_set_back_are_still_the_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with live_cluster(workers=1) as cluster:
+        term, epoch = cluster.master.loop.term, cluster.workers[0].server.loop.register.epoch
+        real = ratchet.now_ms
+        monkeypatch.setattr(ratchet, "now_ms", lambda: real() - 3_600_000)
+        await cluster.stop_master()
+        await cluster.start_master()
+        await cluster.ready(1)
+        assert cluster.master.loop.term == term + 1
+        await cluster.kill(0)
+        await cluster.start_worker(0)
+        await cluster.ready(1)
+        assert cluster.workers[0].server.loop.register.epoch == epoch + 1
+        assert (await output(begin(cluster)))[1] == "Ended"
+
+
+async def test_a_state_directory_that_cannot_be_written_is_noted_and_all_works(tmp_path: Path):
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    state = {"state": nowhere}
+    async with live_cluster(workers=1, master=state, worker=state) as cluster:
+        noted = {note.event: note.fields for note in cluster.notes if "not_kept" in note.event}
+        assert set(noted) == {"term.not_kept", "epoch.not_kept"}
+        assert all("file" in str(fields["reason"]) for fields in noted.values())
+        assert (await output(begin(cluster)))[1] == "Ended"
 
 
 async def test_a_worker_restarts_on_the_same_port():

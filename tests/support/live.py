@@ -207,19 +207,17 @@ async def live_cluster(
     params = (QUICK if backend == "sim" else {}) if params is None else params
     with tempfile.TemporaryDirectory() as directory:
         secret_file = Path(directory) / "secret"
-        master_config = MasterConfig(
-            **{"port": 0, "secret_file": secret_file, "drain_s": 1.0, **(master or {})}
-        )
+        kept = {"secret_file": secret_file, "state": directory, "drain_s": 1.0}
+        master_config = MasterConfig(**{"port": 0, **kept, **(master or {})})
         configs = [
             WorkerConfig(
                 **{
                     "backend": backend,
                     "model": model,
                     "worker_id": f"worker-{i}",
-                    "secret_file": secret_file,
                     "params": params,
                     "threads": 1,
-                    "drain_s": 1.0,
+                    **kept,
                     **(worker or {}),
                 }
             )
