@@ -53,7 +53,7 @@ def test_scores_equal_transformers(samples, reference):
     for row in rows:
         for choice, ((logprob, greedy),) in zip(row["doc"]["choices"], row["resps"], strict=True):
             context = reference.encode(row["doc"]["question"])
-            whole = reference.encode(row["doc"]["question"] + choice)
+            whole = reference.encode(f"{row['doc']['question']} {choice}")
             want, want_greedy = reference.score(whole, len(context))
             assert float(logprob) == pytest.approx(want, abs=2e-3)
             assert str(greedy) == str(want_greedy)

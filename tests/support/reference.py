@@ -55,8 +55,8 @@ class Reference:
         cache = None
         step = torch.tensor([ids])
         for _ in range(max_tokens):
-            reply = self.model(step, past_key_values=cache, use_cache=True)
-            cache = reply.past_key_values
+            reply = self.model(step, cache=cache, use_cache=True)
+            cache = reply.cache
             token = int(reply.logits[0, -1].argmax())
             if token in self.eos_ids:
                 break
