@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -11,6 +12,7 @@ from rtp.io.openai_prompts import TextCodec
 
 FLOOR = -9999.0
 """Stands for minus infinity, which JSON cannot carry (cases L03)."""
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -53,41 +55,60 @@ def finite(value: float) -> float:
     return value if value > FLOOR else FLOOR
 
 
+class TextOffsets:
+    """Where each token of one text begins, in characters, as tokens come.
+
+    Follows the detokenizer, U+FFFD for bytes that are no text included. Of a character spread over
+    several tokens the first begins at it, the others after it.
+    """
+
+    __slots__ = ("_codec", "_decoder", "_shown")
+
+    def __init__(self, codec: TextCodec, start: int = 0) -> None:
+        """start: characters before the first token."""
+        self._codec = codec
+        self._decoder = _UTF8("replace")
+        self._shown = start
+
+    def take(self, token: int, *, skip_special: bool) -> int:
+        """The character at which the next token begins. skip_special: special ones show nothing."""
+        part_of_character = bool(self._decoder.getstate()[0])
+        begin = self._shown + part_of_character
+        if not (skip_special and self._codec.is_special(token)):
+            self._shown += len(self._decoder.decode(self._codec.token_bytes(token)))
+        return begin
+
+
 def append(
     out: CompletionLogprobs,
     codec: TextCodec,
     entries: Iterable[TokenLogprobs],
     num_top: int,
-    offset: int,
+    offsets: TextOffsets,
     *,
     skip_special: bool,
-) -> int:
-    """Adds tokens whose text begins at character `offset`; returns where the next one begins."""
+) -> None:
+    """Adds tokens with their scores."""
     for entry in entries:
         out.tokens.append(codec.token_text(entry.token))
         out.token_logprobs.append(finite(entry.logprob))
         out.top_logprobs.append(top_by_text(codec, entry, num_top))
-        out.text_offset.append(offset)
-        offset += num_chars(codec, entry.token, skip_special=skip_special)
-    return offset
+        out.text_offset.append(offsets.take(entry.token, skip_special=skip_special))
 
 
 def append_unscored(
-    out: CompletionLogprobs, codec: TextCodec, token: int, *, skip_special: bool
-) -> int:
-    """Adds the first token of a prompt, at character 0."""
+    out: CompletionLogprobs,
+    codec: TextCodec,
+    token: int,
+    offsets: TextOffsets,
+    *,
+    skip_special: bool,
+) -> None:
+    """Adds the first token of a prompt, which has no score."""
     out.tokens.append(codec.token_text(token))
     out.token_logprobs.append(None)
     out.top_logprobs.append(None)
-    out.text_offset.append(0)
-    return num_chars(codec, token, skip_special=skip_special)
-
-
-def num_chars(codec: TextCodec, token: int, *, skip_special: bool) -> int:
-    """Characters that begin in this token: one spread over several tokens counts with its first."""
-    if skip_special and codec.is_special(token):
-        return 0
-    return sum((byte & 0xC0) != 0x80 for byte in codec.token_bytes(token))
+    out.text_offset.append(offsets.take(token, skip_special=skip_special))
 
 
 def top_by_text(codec: TextCodec, entry: TokenLogprobs, num_top: int) -> dict[str, float]:

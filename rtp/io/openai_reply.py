@@ -106,8 +106,8 @@ class CompletionReply:
         self._codec = codec
         self._body = body
         self._prompts = prompts
-        self._offsets: dict[int, int] = {}
-        """Characters of each choice so far, by index; absent before its first chunk."""
+        self._offsets: dict[int, lp.TextOffsets] = {}
+        """How far the text of each choice is, by index; absent before its first chunk."""
 
     def opens_with_scores(self, prompt_no: int) -> bool:
         wanted = self._body.echo and self._body.logprobs is not None
@@ -133,26 +133,25 @@ class CompletionReply:
     def _made(self, prompt_no: int, index: int, chunk: Chunk, outcome: Outcome) -> CompletionChoice:
         body, text = self._body, chunk.text
         arrays = None if body.logprobs is None else lp.CompletionLogprobs()
-        offset = self._offsets.get(index)
-        if offset is None:
-            offset = 0
+        offsets = self._offsets.get(index)
+        if offsets is None:
+            echoed = ""
             if body.echo:
                 prompt = self._prompts[prompt_no]
                 echoed = self._echo(prompt)
                 text = echoed + text
                 if arrays is not None:
                     self._score_prompt(arrays, prompt, outcome, len(echoed))
-                offset = len(echoed)
+            offsets = self._offsets[index] = lp.TextOffsets(self._codec, len(echoed))
         if arrays is not None:
             lp.append(
                 arrays,
                 self._codec,
                 chunk.logprobs,
                 body.logprobs or 0,
-                offset,
+                offsets,
                 skip_special=body.skip_special_tokens,
             )
-        self._offsets[index] = offset + len(chunk.text)
         return CompletionChoice(index, text, arrays, chunk.finish or None, chunk.stop_reason)
 
     def _echo(self, prompt: Prompt) -> str:
@@ -166,13 +165,14 @@ class CompletionReply:
         # A BOS put before the caller's text is not part of it; what the text itself names is.
         skip = self._body.skip_special_tokens or prompt.text is not None
         first = unpack_ids(prompt.ids[:4])[0]
-        offset = lp.append_unscored(arrays, self._codec, first, skip_special=skip)
+        offsets = lp.TextOffsets(self._codec)
+        lp.append_unscored(arrays, self._codec, first, offsets, skip_special=skip)
         lp.append(
             arrays,
             self._codec,
             outcome.prompt_logprobs,
             self._body.logprobs or 0,
-            offset,
+            offsets,
             skip_special=skip and prompt.text is None,
         )
         arrays.text_offset[:] = [min(offset, length) for offset in arrays.text_offset]

@@ -290,6 +290,35 @@ async def test_offsets_count_characters_over_split_ones():
     assert choice["logprobs"]["text_offset"] == [0, 0, 1, 1, 2, 3, 3]
 
 
+async def test_offsets_follow_the_text_over_bytes_that_are_none_and_over_held_text():
+    """A lone piece of a character shows as one U+FFFD; a stop's beginning is held, its token with
+    it. Streamed or whole, each token's offset is where its text begins."""
+    ids = (0xF0, 0x9F, 97, 0x80, 98, 99)
+
+    def script(begin):
+        score = {token: (scored(token, 0),) for token in ids}
+        parts = [("\ufffda", (0xF0, 0x9F, 97)), ("\ufffd", (0x80,)), ("b", ()), ("c", (98, 99))]
+        for i, (text, some) in enumerate(parts):
+            scores = tuple(entry for token in some for entry in score[token])
+            chunk = Chunk(0, text, some, scores, "length" * (i == 3))
+            yield Deliver(begin.request_id, (chunk,), 0, 6, (scored(97, 0),) * (not i))
+        yield Ended(begin.request_id, 2, 0, 6)
+
+    for echo, start in ((False, 0), (True, 2)):
+        wish = {"prompt": [97, 97], "max_tokens": 6, "logprobs": 0, "echo": echo}
+        async with an_api(script) as api:
+            choice = (await api.complete(**wish))["choices"][0]
+            raw = await api.raw_stream(**wish)
+        whole = choice["logprobs"]["text_offset"]
+        streamed: list[int] = []
+        for line in raw.decode().split("\n\n")[:-2]:
+            logprobs = json.loads(line.removeprefix("data: "))["choices"][0]["logprobs"]
+            streamed += logprobs["text_offset"]
+        assert choice["text"][start:] == "\ufffda\ufffdbc"
+        assert whole == streamed
+        assert whole[start:] == [start + i for i in (0, 1, 1, 2, 3, 4)]
+
+
 async def test_streamed_arrays_join_to_the_whole_ones():
     wish = {"max_tokens": 4, "logprobs": 2, "echo": True, "n": 2, "prompt": "ab"}
     async with an_api(says("hello")) as api:
