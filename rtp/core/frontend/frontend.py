@@ -269,7 +269,7 @@ class Frontend:
     def _master_up(self) -> None:
         for request in self._lives:
             if request.phase is Phase.QUEUED:
-                self._lives.ask(request, self._now)
+                self._lives.ask_if_due(request, self._now)
 
     # ------------------------------------------------------------ the end of a turn
 
@@ -280,9 +280,13 @@ class Frontend:
             self._look_at(request)
 
     def _look_at(self, request: Request) -> None:
-        """A timer fired: the request's time is over, or its worker's stream did not open."""
+        """A timer fired: the request's time is over, its worker's stream did not open, or it may
+        ask again."""
         if request.expired(self._now):
             self._lives.fail(request, failures.timed_out(request.begin.request_id))
+            return
+        if request.phase is Phase.QUEUED:
+            self._lives.ask_if_due(request, self._now)
             return
         stream = self._streams.of(request)
         blame = self._now - stream.since >= self._reconnect_s  # else just slower than the lease

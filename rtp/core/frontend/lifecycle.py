@@ -26,6 +26,8 @@ from rtp.core.types import FrontendId, WorkerId
 
 ID_BYTES = 4
 NO_LOGPROBS: tuple[TokenLogprobs, ...] = ()
+FIRST_PAUSE_S = 0.05
+MOST_PAUSE_S = 2.0
 
 
 class Taken(Enum):
@@ -66,6 +68,7 @@ class Request:
     """State of one request; told of time, grants and tokens by the Frontend, its only user."""
 
     __slots__ = (
+        "ask_at",
         "attempt",
         "begin",
         "cached_tokens",
@@ -74,6 +77,7 @@ class Request:
         "deadline",
         "excluded",
         "first_token",
+        "fruitless",
         "generated",
         "grant",
         "paused",
@@ -93,6 +97,10 @@ class Request:
         """Where the current attempt runs; None while QUEUED."""
         self.excluded: list[WorkerId] = []
         self.replacements = 0
+        self.fruitless = 0
+        """Of them: since the last new token."""
+        self.ask_at: float | None = None
+        """When to ask for the next place; None once asked."""
         self.deadline = now + begin.timeout_s
         self.ttft_deadline = None if begin.ttft_timeout_s is None else now + begin.ttft_timeout_s
         self.connect_by: float | None = None
@@ -131,8 +139,7 @@ class Request:
         times = [self.deadline]
         if self.ttft_deadline is not None and not self.first_token:
             times.append(self.ttft_deadline)
-        if self.connect_by is not None:
-            times.append(self.connect_by)
+        times += [at for at in (self.connect_by, self.ask_at) if at is not None]
         return min(times)
 
     def expired(self, now: float) -> bool:
@@ -211,13 +218,20 @@ class Request:
             if self.first_token and len(choice.output) >= self.begin.sampling.max_tokens:
                 self._finish(choice, "length", -1)
 
-    def displace(self, blame: WorkerId | None) -> None:
-        """The current attempt is over without an end; the next one avoids the worker to blame."""
+    def displace(self, blame: WorkerId | None, now: float) -> None:
+        """The current attempt is over without an end; the next one avoids the worker to blame.
+
+        It is asked for at once after a loss, with growing pauses where one follows another and
+        nothing was gained between them: a cluster that refuses needs time, not more requests.
+        """
         self.phase = move(self.phase, Phase.QUEUED)
         self.grant = None
         self.connect_by = None
         self.attempt += 1
         self.replacements += 1
+        self.fruitless += 1
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** (self.fruitless - 2), MOST_PAUSE_S)
+        self.ask_at = now + (pause_s if self.fruitless > 1 else 0.0)
         if blame is not None and blame not in self.excluded:
             self.excluded.append(blame)
 
@@ -235,6 +249,7 @@ class Request:
             return Taken.GAP
         if skip > len(run.ids) or (skip == len(run.ids) and not run.finish):
             return Taken.DUPLICATE
+        self.fruitless = 0
         self._begun(run)
         self._extend(choice, run, skip)
         if run.finish and not choice.finish:

@@ -113,8 +113,16 @@ class Lives:
 
     def ask(self, request: Request, now: float) -> None:
         """Asks the Master for a place; the same attempt may ask again."""
+        request.ask_at = None
         self.set_timer(request)
         self._outbox.send(MASTER, request.ask(self._frontend_id, now))
+
+    def ask_if_due(self, request: Request, now: float) -> None:
+        """Asks, unless the pause before its next attempt lasts."""
+        if request.ask_at is not None and now < request.ask_at:
+            self.set_timer(request)
+        else:
+            self.ask(request, now)
 
     def set_timer(self, request: Request) -> None:
         """To be called whenever request.next_timer() may have changed."""
@@ -138,7 +146,8 @@ class Lives:
         blame: bool = False,
         cancel: bool = False,
     ) -> None:
-        """The current attempt is lost: asks for another place, or ends what cannot go on.
+        """The current attempt is lost: another place is asked for, now or after a pause, or the
+        request ends.
 
         blame: not on the same worker again.  cancel: the worker may live, it is told.
         """
@@ -160,7 +169,7 @@ class Lives:
             self._end(request, cancel=reason)
             return
         self._streams.remove(request)
-        request.displace(worker_id if blame else None)
+        request.displace(worker_id if blame else None, now)
         self.counters.replacements += 1
         self.counters.resumes += request.first_token
         if request.first_token:
@@ -168,7 +177,7 @@ class Lives:
         if request.replacements > self._max_replacements:
             self.fail(request, failures.no_worker(request_id))
         else:
-            self.ask(request, now)
+            self.ask_if_due(request, now)
 
     def flush(self, now: float) -> None:
         """The end of a turn: deliveries, ends, and requests for what was missed."""

@@ -122,7 +122,7 @@ class Intake:
             if refusal is not None:
                 return refusal
         patience = min(ask.deadline_s, ask.ttft_timeout_s or ask.deadline_s)
-        waiting = Waiting(ask, arrival, deadline=now + patience)
+        waiting = Waiting(ask, arrival, deadline=now + patience, asked_at=now)
         need = uncached + ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
         pool.window.add(waiting, uncached, service_s, need)
         pool.dirty = True

@@ -229,6 +229,7 @@ class Master:
         member = self._current(message)
         if member is None:
             return []
+        self._progress.refused(member, message.finished)
         self._progress.news(member, message.first_tokens, message.finished, now)
         self.fleet.changed(member)
         return self._links.heard(member, now)

@@ -41,6 +41,14 @@ class Progress:
             if booking is not None:
                 self._finished(member, booking, end, now)
 
+    def refused(self, member: Member, finished: Iterable[Finished]) -> None:
+        """Ends told before their Status: a rank that rejects gets nothing until that Status shows
+        what it can take (W07)."""
+        for end in finished:
+            booking = self._booking(member, end)
+            if booking is not None and end.reason == "rejected":
+                self._ranks.refused[booking.row] = True
+
     def step(self, member: Member, status: Status) -> None:
         """Learns a decode step from one rank of a Status, before its table replaces the last one.
 

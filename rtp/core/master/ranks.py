@@ -67,6 +67,8 @@ class View:
     load: FloatArray  # tokens in play, for ties
     held: FloatArray
     numbered: BoolArray  # a further grant's number would fit the mask of Status
+    refused: BoolArray  # it has just refused a grant; nothing is known of it since
+    reported_at: FloatArray  # when its last Status came
     coefficients: FloatArray  # [6, R]
 
 
@@ -86,6 +88,8 @@ class Ranks:
         self.coefficients = np.zeros((NUM_COEFFICIENTS, capacity))
         self.next_number = np.zeros(capacity, dtype=np.int64)
         self.seen_upto = np.full(capacity, -1, dtype=np.int64)
+        self.refused = np.zeros(capacity, dtype=np.bool_)
+        self.reported_at = np.full(capacity, -np.inf)
         self._open: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._unseen: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._free = deque(range(capacity))
@@ -104,6 +108,8 @@ class Ranks:
         self.budget[rows] = budget
         self.next_number[rows] = 0
         self.seen_upto[rows] = -1
+        self.refused[rows] = False
+        self.reported_at[rows] = -np.inf
         return rows
 
     def give_back(self, rows: IntArray) -> None:
@@ -150,6 +156,8 @@ class Ranks:
         work ends. Constant number of array calls + one step per unseen grant.
         """
         self.reported[:, rows] = table[:, :NUM_REPORTED].T
+        self.refused[rows] = False
+        self.reported_at[rows] = now
         upto = table[:, COLUMN["granted_upto"]]
         self.seen_upto[rows] = upto
         masks = table[:, COLUMN["granted_mask"]].tolist()
@@ -215,6 +223,8 @@ class Ranks:
             load=expected + context,
             held=self.held.take(rows),
             numbered=self.next_number.take(rows) - self.seen_upto.take(rows) <= MASK_BITS,
+            refused=self.refused.take(rows),
+            reported_at=self.reported_at.take(rows),
             coefficients=self.coefficients.take(rows, axis=1),
         )
 

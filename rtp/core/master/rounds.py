@@ -24,6 +24,8 @@ MOST_LOOKS = 16
 NEXT_ROUND_S = 0.001
 """Between rounds that ended by the bound."""
 LEAST_PAUSE_S = 0.0005
+EXCLUDED_S = 1.0
+"""A request avoids workers that failed it so long; then it may be that the others stay busy."""
 HOLD_MARGIN = 1.25
 """A held request is looked at again when its rank took so many times the predicted wait."""
 
@@ -121,7 +123,7 @@ class Rounds:
             pool.block_size,
             output,
             ready=ready,
-            allowed=self._allowed(pool, waiting, view),
+            allowed=self._allowed(pool, waiting, view, now),
             affine_row=self._fleet.row_of(self._affinity.find(ask.tenant, ask.chat_id, now)),
             now=now,
         )
@@ -130,14 +132,16 @@ class Rounds:
             pool.window.refresh(waiting, choice.new_tokens, choice.prefill_s, need)
         return choice
 
-    def _allowed(self, pool: Pool, waiting: Waiting, view: View) -> BoolArray:
-        """Not the workers that failed this request, unless nothing else is left; not a rank that is
-        kept for another."""
-        allowed = np.ones(len(view.rows), dtype=np.bool_)
+    def _allowed(self, pool: Pool, waiting: Waiting, view: View, now: float) -> BoolArray:
+        """Not a rank that has just refused or is kept for another. Not the workers that failed this
+        request: until their next Status where nothing else is left, for EXCLUDED_S else. (Those
+        that may be used again beat, so that a round follows.)"""
+        allowed = ~view.refused
         if waiting.ask.exclude:
-            allowed = ~np.isin(view.rows, self._fleet.rows_of(waiting.ask.exclude))
-            if not allowed.any():
-                allowed[:] = True
+            others = ~np.isin(view.rows, self._fleet.rows_of(waiting.ask.exclude))
+            if not others.any() or now - waiting.asked_at > EXCLUDED_S:
+                others |= view.reported_at > waiting.asked_at
+            allowed &= others
         if pool.reserved is not None and pool.reserved[1] is not waiting:
             allowed &= view.rows != pool.reserved[0]
         return allowed

@@ -35,8 +35,8 @@ class Waiting:
     arrival: float
     deadline: float
     """The request is refused when it passes without a grant."""
-    num_failed: int = 0
-    """Grants of this request that were lost."""
+    asked_at: float = 0.0
+    """When this attempt asked; `arrival` is that of the first one."""
     slot: int = FREE
     uncached: int = 0
     service_s: float = 0.0

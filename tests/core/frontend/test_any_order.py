@@ -347,6 +347,9 @@ class World:
             self.grant()
             self.step()
             self.arrive(disorder=0.0)
+            if self.live() and not self.asks:
+                self.now += 0.1  # pauses between attempts end
+                self.tell()
         assert not self.live()
         assert not self.zombies()
         assert self.frontend.idle()

@@ -302,12 +302,65 @@ def test_a_final_rejection_fails_the_request(
 def test_replacements_are_bounded() -> None:
     hand = Hand(a_frontend(max_replacements=2)).running()
     for attempt in (1, 2):
-        hand.do(From(FIRST, Rejected(R, attempt, "preempted", True)))
-        hand.do(From("master", a_grant(attempt + 1)))
+        displaced(hand, attempt)
     hand.do(From(FIRST, Rejected(R, 3, "preempted", True)))
     failure = hand.only(Failed)
     assert (failure.status, failure.code) == (503, "service_unavailable")
     assert failure.retry_after_s == 1.0
+
+
+def displaced(hand: Hand, attempt: int) -> float:
+    """A worker rejects the attempt; seconds until the next one is asked for, and it is granted."""
+    began = hand.now
+    hand.do(From(FIRST, Rejected(R, attempt, "full", True)))
+    while not hand.sent("master"):
+        wanted = hand.frontend.next_deadline()
+        assert wanted is not None and wanted > hand.now
+        hand.now = wanted
+        hand.do()
+    assert asked(hand).attempt == attempt + 1
+    hand.do(From("master", a_grant(attempt + 1)))
+    return hand.now - began
+
+
+def test_places_are_asked_for_with_growing_pauses() -> None:
+    hand = Hand().running()
+    pauses = [displaced(hand, attempt) for attempt in range(1, 9)]
+    assert pauses == pytest.approx([0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0])
+
+
+def test_a_new_token_ends_the_pauses() -> None:
+    hand = Hand().running()
+    assert [displaced(hand, attempt) > 0 for attempt in (1, 2)] == [False, True]
+    hand.tokens(a_run(0, "a", attempt=3))
+    assert displaced(hand, 3) == 0
+
+
+def test_a_pause_does_not_outlast_the_deadline() -> None:
+    hand = Hand().running(timeout_s=0.02)
+    displaced(hand, 1)
+    hand.do(From(FIRST, Rejected(R, 2, "full", True)))
+    assert hand.frontend.next_deadline() == 0.02
+    hand.now = 0.02
+    hand.do()
+    assert hand.only(Failed).code == "timeout"
+
+
+def test_a_master_that_returns_is_not_asked_during_a_pause() -> None:
+    hand = Hand().running()
+    displaced(hand, 1)
+    hand.do(From(FIRST, Rejected(R, 2, "full", True)))
+    hand.do(MasterUp(2))
+    assert hand.sent("master") == []
+
+
+def test_a_client_may_leave_during_a_pause() -> None:
+    hand = Hand().running()
+    displaced(hand, 1)
+    hand.do(From(FIRST, Rejected(R, 2, "full", True)))
+    hand.do(ClientGone(R))
+    assert hand.sent("master") == [Cancel(R, 3, "client_gone")]
+    assert hand.frontend.idle()
 
 
 def test_a_numeric_fault_in_one_choice_fails_the_request_after_what_was_made() -> None:

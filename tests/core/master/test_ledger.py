@@ -161,10 +161,14 @@ def test_r08_a_retry_goes_elsewhere_and_its_old_booking_goes_first():
     assert fleet.master.ranks.charged_requests[row] == 0
 
 
-def test_an_excluded_worker_is_used_when_nothing_else_is_left():
+def test_an_excluded_worker_is_used_from_its_next_status_when_nothing_else_is_left():
     fleet = Fleet()
     only = fleet.add()
-    assert fleet.grant(fleet.ask(exclude=(only.id,))).worker_id == only.id
+    request = fleet.ask(exclude=(only.id,))
+    assert fleet.grant(request) is None
+    fleet.now += 0.02
+    fleet.report(only)
+    assert fleet.grant(request).worker_id == only.id
 
 
 def test_an_excluded_worker_is_not_used_because_the_others_are_busy():
@@ -175,6 +179,31 @@ def test_an_excluded_worker_is_not_used_because_the_others_are_busy():
     assert fleet.grant(request) is None
     fleet.report(other, prefill_tokens=0)
     assert fleet.grant(request).worker_id == other.id
+
+
+def test_an_exclusion_ends_when_the_others_stay_busy():
+    fleet = Fleet()
+    failing, other = fleet.add("failing"), fleet.add("other")
+    fleet.report(other, prefill_tokens=900_000)
+    request = fleet.ask(exclude=(failing.id,))
+    fleet.wait(0.9)
+    assert fleet.grant(request) is None
+    fleet.wait(0.5)
+    assert fleet.grant(request).worker_id == failing.id
+
+
+def test_w07_a_rank_that_has_just_refused_gets_nothing_until_its_next_status():
+    fleet = Fleet()
+    worker = fleet.add("w0")
+    first = fleet.grant(fleet.ask())
+    worker.see(first)
+    end = Finished(first.request_id, 1, "rejected", 100, 0, 0)
+    fleet.tell(From(worker.id, Now(worker.id, worker.epoch, (), (end,))))
+    assert fleet.master.idle()
+    second = fleet.ask()
+    assert fleet.grant(second) is None
+    fleet.report(worker)
+    assert fleet.grant(second) is not None
 
 
 def test_w07_a_worker_that_refused_once_is_eligible_again():
