@@ -159,6 +159,7 @@ class WorkerServer:
             key_id=key_id(self._secret),
             max_batch_tokens=config.max_batch_tokens,
             profile=first.profile,
+            prefix_closed=True,
         )
 
     def _epoch(self) -> int:

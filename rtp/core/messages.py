@@ -51,6 +51,8 @@ class Register(Message, frozen=True, tag=1):
     max_batch_tokens: int
     profile: tuple[float, ...] = ()
     """Predictor coefficients measured at start: a, b, c (prefill), d, e, f (decode), in seconds."""
+    prefix_closed: bool = False
+    """Blocks leave the cache tails first, so that whoever holds one holds all before it."""
 
 
 # ---------------------------------------------------------------- Master <-> worker, link
@@ -83,6 +85,7 @@ STATUS_COLUMNS = (
     "granted_mask",  # bit i: grant number granted_upto + 1 + i has been seen
 )
 """Columns of Status.table, one int64 each, one row per rank."""
+MOST_PARKED = 256
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -128,6 +131,8 @@ class Status(Message, frozen=True, tag=4):
     draining: bool = False
     hung: bool = False
     """A step takes far longer than predicted: no new work until a Status says otherwise."""
+    parked: tuple[RequestId, ...] = ()
+    """Some, at most MOST_PARKED, of those that hold no pages and wait for a slow reader."""
 
     def columns(self) -> IntArray:
         """[ranks, len(STATUS_COLUMNS)] int64, a read-only view."""

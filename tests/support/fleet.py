@@ -55,6 +55,7 @@ class Worker:
         self.load: list[dict[str, int]] = [{} for _ in range(register.ranks)]
         self.draining = False
         self.hung = False
+        self.parked: tuple[RequestId, ...] = ()
 
     def see(self, grant: Grant) -> None:
         """A Submit with this number arrived."""
@@ -87,6 +88,7 @@ class Worker:
             finished,
             self.draining,
             self.hung,
+            self.parked,
         )
 
 

@@ -12,6 +12,7 @@ from rtp.core.master.ledger import Ledger
 from rtp.core.master.members import Member, Members, MemberState
 from rtp.core.master.pool import NO_ROWS, Pool, schedulable
 from rtp.core.master.predictor import HardwareClass
+from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import Booking, Ranks
 from rtp.core.messages import Fence, Register, WorkerLost
 from rtp.core.types import FrontendId, IntArray, WorkerId
@@ -30,7 +31,7 @@ class _Seat:
 class Fleet:
     """Each method takes one event and returns the commands that follow from it."""
 
-    def __init__(self, ranks: Ranks, ledger: Ledger, lead_s: float) -> None:
+    def __init__(self, ranks: Ranks, ledger: Ledger, prefix_map: PrefixMap, lead_s: float) -> None:
         self.members = Members()
         self.pools: dict[str, Pool] = {}
         """By model; kept, without members, after its last worker left."""
@@ -39,6 +40,7 @@ class Fleet:
         """Messages of an old epoch, term or sequence."""
         self._ranks = ranks
         self._ledger = ledger
+        self._map = prefix_map
         self._lead_s = lead_s
         self._seats: list[_Seat | None] = [None] * ranks.capacity
         self._classes: dict[tuple[str, tuple[float, ...]], HardwareClass] = {}
@@ -108,6 +110,7 @@ class Fleet:
         self._ranks.coefficients[:, rows] = hardware.coefficients[:, None]
         for rank, row in enumerate(rows.tolist()):
             self._seats[row] = _Seat(member, rank)
+            self._map.promise(row, register.prefix_closed)
         if schedulable(register.role):
             if register.model not in self.pools:
                 self.pools[register.model] = Pool(register.model, self._lead_s)

@@ -76,6 +76,7 @@ class Links:
             for rank, number in self._ranks.resume_numbers(member.rows, table):
                 out.append(self._gap_fence(member, rank, number))
         member.acked_seq = status.seq
+        member.status_at = now
         self._ranks.report(member.rows, table, now)
         self._fleet.changed(member)
         if first or member.draining != status.draining:
@@ -104,6 +105,8 @@ class Links:
             match member.state:
                 case MemberState.DIALLING if now < member.next_dial:
                     out += self._fleet.remove(member, MemberState.FAILED, "never reached", now)
+                case state if state is not MemberState.DIALLING and now >= member.mute_at:
+                    out += self._fleet.remove(member, MemberState.LOST, "no status", now)
                 case MemberState.LIVE:
                     member.state = MemberState.SUSPECT
                     self._fleet.refresh(member)

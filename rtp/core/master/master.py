@@ -74,7 +74,7 @@ class Master:
         self.map = prefix_map or PrefixMap(max_ranks, max_blocks)
         self.ranks = Ranks(max_ranks)
         self.ledger = Ledger(self.ranks, self.map, LEASE_S + LEASE_MARGIN_S)
-        self.fleet = Fleet(self.ranks, self.ledger, lead_s)
+        self.fleet = Fleet(self.ranks, self.ledger, self.map, lead_s)
         self._links = Links(term, self.ranks, self.fleet)
         self.affinity = Affinity(affinity_chats, affinity_age_s)
         self.placements = Placement(routing, self.map, self.fleet.place_of, kept_placements)
@@ -223,6 +223,7 @@ class Master:
         self._progress.step(member, status)
         out += self._links.status(member, status, now)
         self._progress.news(member, status.first_tokens, status.finished, now)
+        self._progress.parked(member, status.parked)
         return [*out, self._links.poll(member)]
 
     def _now(self, message: Now, now: float) -> list[Command]:

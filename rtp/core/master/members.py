@@ -20,13 +20,15 @@ from math import inf
 
 from rtp.core.commands import Command, Dial
 from rtp.core.master.predictor import HardwareClass
+from rtp.core.master.ranks import Booking
 from rtp.core.messages import Fence, Register
-from rtp.core.types import IntArray, WorkerId
+from rtp.core.types import IntArray, RequestId, WorkerId
 
 SUSPECT_S = 0.5
 LOST_S = 3.0
 FAIL_S = 10.0
-"""A registered worker that was never reached is given up after it."""
+"""A registered worker that was never reached, or is reached and never reports, is given up after
+it."""
 FIRST_REDIAL_S = 0.05
 MOST_REDIAL_S = 1.0
 KEPT_DEPARTED = 64
@@ -70,6 +72,8 @@ class Member:
     state: MemberState = MemberState.DIALLING
     heard_at: float = 0.0
     """Of the last message, or when the link opened or closed."""
+    status_at: float = -inf
+    """Of the last Status."""
     next_dial: float = inf
     num_dials: int = 0
     armed_at: float = inf
@@ -88,6 +92,8 @@ class Member:
     num_gaps: int = 0
     num_failures: int = 0
     """Attempts that were lost after a grant here."""
+    parked: dict[RequestId, Booking] = field(default_factory=dict)
+    """Requests that wait for slow readers, as last told."""
     owed_fences: list[Fence] = field(default_factory=list)
     """To be sent when the link is back."""
 
@@ -131,17 +137,22 @@ class Member:
         """It says itself that it is there: no need to sit out the pause between dials."""
         return [] if self.next_dial == inf else [self.dial()]
 
+    @property
+    def mute_at(self) -> float:
+        """When it is given up unless a Status comes, whatever else it does."""
+        return max(self.status_at, self.since) + FAIL_S
+
     def next_check(self) -> float:
         """When time alone changes its state."""
         match self.state:
             case MemberState.DIALLING:
                 return min(self.next_dial, self.since + FAIL_S)
             case MemberState.LIVE:
-                return self.heard_at + SUSPECT_S
+                return min(self.heard_at + SUSPECT_S, self.mute_at)
             case MemberState.LINKED | MemberState.SUSPECT:
-                return self.heard_at + LOST_S
+                return min(self.heard_at + LOST_S, self.mute_at)
             case MemberState.RECONNECTING:
-                return min(self.next_dial, self.heard_at + LOST_S)
+                return min(self.next_dial, self.heard_at + LOST_S, self.mute_at)
             case _:
                 return inf
 

@@ -11,6 +11,7 @@ from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import COLUMN, Booking, Ranks
 from rtp.core.master.totals import Totals
 from rtp.core.messages import Finished, FirstToken, Status
+from rtp.core.types import RequestId
 
 PREFILL, ROWS, CONTEXT = (COLUMN[c] for c in ("prefill_tokens", "decode_rows", "context_tokens"))
 
@@ -48,6 +49,21 @@ class Progress:
             booking = self._booking(member, end)
             if booking is not None and end.reason == "rejected":
                 self._ranks.refused[booking.row] = True
+
+    def parked(self, member: Member, request_ids: Iterable[RequestId]) -> None:
+        """Which of its requests wait for slow readers now. A grant not seen is another attempt."""
+        found = (self._ledger.find(request_id) for request_id in request_ids)
+        now = {
+            booking.grant.request_id: booking
+            for booking in found
+            if booking is not None and booking.seen and booking.grant.worker_id == member.worker_id
+        }
+        for request_id, booking in member.parked.items():
+            if booking.open and request_id not in now:
+                self._ranks.park(booking, False)
+        for booking in now.values():
+            self._ranks.park(booking, True)
+        member.parked = now
 
     def step(self, member: Member, status: Status) -> None:
         """Learns a decode step from one rank of a Status, before its table replaces the last one.

@@ -48,6 +48,8 @@ class Booking:
     open: bool = True
     seen: bool = False
     first_token: bool = False
+    parked: bool = False
+    """It waits for a slow reader and holds no pages: nothing is reserved for it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,14 @@ class Ranks:
         if not booking.seen:
             self._uncharge(booking)
             self.busy_until[row] -= booking.prefill_s
+        self.park(booking, False)
         self.reserved_tokens[row] -= booking.reserved_tokens
+
+    def park(self, booking: Booking, parked: bool) -> None:
+        """Its reservation goes while it is parked, and comes back."""
+        if parked != booking.parked:
+            booking.parked = parked
+            self.reserved_tokens[booking.row] += booking.reserved_tokens * (-1 if parked else 1)
 
     def report(self, rows: IntArray, table: IntArray, now: float) -> None:
         """A worker's Status: rows [R] of its ranks, table [R, len(STATUS_COLUMNS)].
@@ -263,5 +272,7 @@ class Ranks:
             assert unseen == {n: b for n, b in opened.items() if not b.seen}
             assert self.charged_tokens[row] == sum(b.new_tokens for b in unseen.values())
             assert self.charged_requests[row] == len(unseen)
-            assert self.reserved_tokens[row] == sum(b.reserved_tokens for b in opened.values())
+            assert self.reserved_tokens[row] == sum(
+                b.reserved_tokens for b in opened.values() if not b.parked
+            )
             assert 0 <= self.held[row] <= MOST_HELD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from sortedcontainers import SortedList
 
@@ -29,6 +30,7 @@ class Attempts:
         self._by_request: dict[RequestId, Attempt] = {}
         self._timers: SortedList[tuple[float, RequestId]] = SortedList()
         self._frontends: dict[FrontendId, _Frontend] = {}
+        self._parked: dict[RequestId, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -49,6 +51,7 @@ class Attempts:
         del self._by_request[attempt.request_id]
         del self._frontends[attempt.frontend_id].attempts[attempt.request_id]
         self._timers.remove((attempt.timer, attempt.request_id))
+        self._parked.pop(attempt.request_id, None)
 
     def set_timer(self, attempt: Attempt) -> None:
         """After a choice was parked or goes on."""
@@ -56,6 +59,14 @@ class Attempts:
         parked = [s.parked_at for s in attempt.streams.values() if s.parked_at is not None]
         attempt.timer = min([attempt.deadline, *(at + SLOW_READER_S for at in parked)])
         self._timers.add((attempt.timer, attempt.request_id))
+        if len(parked) == sum(not stream.finish for stream in attempt.streams.values()) > 0:
+            self._parked[attempt.request_id] = None
+        else:
+            self._parked.pop(attempt.request_id, None)
+
+    def parked(self, most: int) -> tuple[RequestId, ...]:
+        """Requests all of whose unfinished choices are parked."""
+        return tuple(islice(self._parked, most))
 
     def due(self, now: float) -> Attempt | None:
         """The first one whose timer has run out."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from rtp.core.commands import Command, Send
 from rtp.core.messages import Finished, FirstToken, Now, Poll, Register, Status
+from rtp.core.types import RequestId
 from rtp.core.worker.blocks import BlockManager
 from rtp.core.worker.cache_report import CacheReport
 from rtp.core.worker.stats import Stats
@@ -144,7 +145,13 @@ class Reports:
     def num_unacked(self) -> int:
         return len(self._news)
 
-    def flush(self, now: float, table: Callable[[], bytes], draining: bool) -> list[Command]:
+    def flush(
+        self,
+        now: float,
+        table: Callable[[], bytes],
+        draining: bool,
+        parked: tuple[RequestId, ...] = (),
+    ) -> list[Command]:
         """Everything due by now. table: makes Status.table."""
         if not self.linked:
             return self._register(now)
@@ -157,7 +164,7 @@ class Reports:
             return out
         due = self._status_due()
         if due is not None and now >= due:
-            out.append(Send(MASTER, self._status(now, table(), draining)))
+            out.append(Send(MASTER, self._status(now, table(), draining, parked)))
         due = self.cache.due_at(self._poll.delta_period_s)
         if due is not None and now >= due:
             out += [Send(MASTER, frame) for frame in self.cache.frames(now, self._seq)]
@@ -186,7 +193,9 @@ class Reports:
             return self._status_at + min(self._poll.status_period_s, IDLE_BEAT_S)
         return self._status_at + IDLE_BEAT_S
 
-    def _status(self, now: float, table: bytes, draining: bool) -> Status:
+    def _status(
+        self, now: float, table: bytes, draining: bool, parked: tuple[RequestId, ...]
+    ) -> Status:
         self._seq += 1
         self._status_at = now
         self._changed = self._urgent = False
@@ -201,6 +210,7 @@ class Reports:
             finished=ends,
             draining=draining,
             hung=self.hung,
+            parked=parked,
         )
 
 

@@ -26,6 +26,7 @@ from rtp.core.events import (
     Tick,
 )
 from rtp.core.messages import (
+    MOST_PARKED,
     Ack,
     AckItem,
     Cancel,
@@ -184,7 +185,9 @@ class Worker:
         for index, rank in enumerate(self._ranks):
             if not rank.failed:
                 self._plan(index, rank, now)
-        self._out += self._reports.flush(now, self._table, self._drain_until is not None)
+        self._out += self._reports.flush(
+            now, self._table, self._drain_until is not None, self._attempts.parked(MOST_PARKED)
+        )
 
     def _expire(self, now: float) -> None:
         while (attempt := self._attempts.due(now)) is not None:
@@ -302,6 +305,7 @@ class Worker:
             stream.parked_at = None
             self._ranks[attempt.rank].batcher.unpark(stream.sequence)
             self._attempts.set_timer(attempt)
+            self._reports.changed()
 
     def _kill(self, request_id: RequestId, number: int, now: float, *, told_frontend: bool) -> None:
         """Cancel or Fence: no attempt up to `number` may run, now or later."""

@@ -315,7 +315,8 @@ def displaced(hand: Hand, attempt: int) -> float:
     hand.do(From(FIRST, Rejected(R, attempt, "full", True)))
     while not hand.sent("master"):
         wanted = hand.frontend.next_deadline()
-        assert wanted is not None and wanted > hand.now
+        assert wanted is not None
+        assert wanted > hand.now
         hand.now = wanted
         hand.do()
     assert asked(hand).attempt == attempt + 1

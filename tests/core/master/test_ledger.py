@@ -192,6 +192,30 @@ def test_an_exclusion_ends_when_the_others_stay_busy():
     assert fleet.grant(request).worker_id == failing.id
 
 
+def test_nothing_is_reserved_for_a_request_while_its_reader_is_slow():
+    fleet = Fleet()
+    worker = fleet.add(kv_total=(400,), max_model_len=400)
+    slow = fleet.grant(fleet.ask(100, max_tokens=200))
+    worker.see(slow)
+    fleet.report(worker, running=1, kv_free=300)
+    other = fleet.ask(100, max_tokens=200)
+    assert fleet.grant(other) is None
+    worker.parked = (slow.request_id,)
+    fleet.report(worker, running=0, waiting=1, kv_free=400)
+    assert fleet.grant(other) is not None
+    fleet.finish(fleet.grant(other), generated=128)
+    worker.parked = ()
+    fleet.report(worker, running=1, kv_free=300)
+    third = fleet.ask(100, max_tokens=200)
+    assert fleet.grant(third) is None
+    worker.parked = (slow.request_id,)
+    fleet.report(worker)
+    fleet.finish(slow)  # as it is parked
+    fleet.report(worker, running=0, waiting=0, kv_free=400)
+    fleet.finish(fleet.grant(third))
+    assert fleet.master.idle()
+
+
 def test_w07_a_rank_that_has_just_refused_gets_nothing_until_its_next_status():
     fleet = Fleet()
     worker = fleet.add("w0")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from msgspec.structs import replace
 
 from rtp.core.commands import Dial, HangUp, Send
 from rtp.core.events import From, FrontendDown, FrontendUp, LinkDown, LinkUp
+from rtp.core.hashing import low64
 from rtp.core.master.members import FAIL_S, LOST_S, SUSPECT_S
 from rtp.core.messages import Fence, Poll, WorkerLost
 from rtp.core.types import FrontendId, Role
-from tests.support.fleet import FRONTEND, Fleet, Worker, hashes_of
+from tests.support.fleet import BLOCK, FRONTEND, Fleet, Worker, hashes_of
 
 PROMPT = range(512)
 
@@ -261,6 +263,46 @@ def test_a_fence_for_a_closed_link_is_sent_when_it_is_back():
     fleet.cancel(grant.request_id)
     assert not fleet.sent(Fence)
     assert fleet.sent(Fence, fleet.link(worker)) == [Fence(grant.request_id, 1, 0, 0)]
+
+
+def test_a_worker_that_links_and_drops_and_never_reports_is_lost():
+    fleet = Fleet()
+    worker = fleet.add(join=False)
+    for _ in range(20):
+        fleet.link(worker)
+        fleet.wait(0.25, beat=False)
+        fleet.unlink(worker)
+        fleet.wait(0.25, beat=False)
+    assert fleet.state("w0") == "lost"
+    assert fleet.notes("worker.lost")[-1].fields["reason"] == "no status"
+
+
+def test_a_worker_that_sends_all_but_reports_is_lost():
+    fleet = Fleet()
+    worker = fleet.add()
+    for _ in range(45):
+        fleet.snapshot(worker)
+        fleet.wait(0.25, beat=False)
+    assert fleet.state("w0") == "lost"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_worker_may_promise_that_its_cache_is_prefix_closed(closed: bool):
+    """Where all owners promise, a match jumps over what lies between two blocks they hold."""
+    fleet = Fleet()
+    worker = fleet.add(prefix_closed=closed)
+    prompt = hashes_of(range(64 * BLOCK))
+    fleet.store(worker, prompt[: 16 * 60] + prompt[16 * 61 :])
+    found = fleet.master.map.match(low64(prompt))
+    row = fleet.master.fleet.row_of((worker.id, 0))
+    assert found.device[row] == (64 if closed else 60)
+    fleet.tell(From("w0", replace(worker.register, epoch=2, prefix_closed=False)))
+    again = fleet.workers["w0"] = Worker(replace(worker.register, epoch=2, prefix_closed=False))
+    fleet.link(again)
+    fleet.report(again)
+    fleet.store(again, prompt[: 16 * 60] + prompt[16 * 61 :])
+    row = fleet.master.fleet.row_of((worker.id, 0))
+    assert fleet.master.map.match(low64(prompt)).device[row] == 60
 
 
 def test_a_draining_worker_gets_no_new_grants_and_finishes_what_runs():

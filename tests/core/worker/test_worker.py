@@ -147,6 +147,7 @@ def test_a_slow_reader_is_parked_and_goes_on_when_it_reads(steps_in_flight):
     parked_at = len(rig.outputs["a", 0, 0])
     assert 8 < parked_at <= 10
     assert rig.worker._ranks[0].batcher.load().running == 0
+    assert rig.master.statuses[-1].parked == ("a",)
     rig.auto_ack = True
     for request in (submit, quick):
         count = len(rig.outputs[request.request_id, 0, 0])
@@ -155,6 +156,7 @@ def test_a_slow_reader_is_parked_and_goes_on_when_it_reads(steps_in_flight):
     rig.run()
     rig.assert_right(submit, quick)
     rig.assert_quiet()
+    assert rig.master.statuses[-1].parked == ()
 
 
 def test_a_reader_that_goes_on_is_not_cut_later():
