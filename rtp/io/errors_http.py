@@ -86,6 +86,10 @@ def no_worker() -> ApiError:
     return ApiError(503, "No worker is ready to serve", code="service_unavailable")
 
 
+def stopping() -> ApiError:
+    return ApiError(503, "The server is stopping", code="service_unavailable")
+
+
 def of_failed(failed: Failed) -> ApiError:
     """A request's own end, in the core's words, which name no inner address (cases O11)."""
     error = ApiError(

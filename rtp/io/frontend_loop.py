@@ -51,7 +51,8 @@ class FrontendLoop:
         self._handles: dict[RequestId, Handle] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._draining = False
+        self.draining = False
+        """No further request is taken."""
         self._to_master = to_master
         self._on_note = on_note
         self._streams = Streams(
@@ -64,7 +65,7 @@ class FrontendLoop:
     def begin(self, begin: Begin) -> Handle:
         """Starts a request; what it brings comes through the Handle."""
         handle = Handle(begin.request_id, self.driver)
-        if self._draining:
+        if self.draining:
             handle.put(_stopping(begin.request_id))
             return handle
         self._handles[begin.request_id] = handle
@@ -95,7 +96,7 @@ class FrontendLoop:
     async def drain(self, grace_s: float) -> None:
         """Takes no further request and returns when none is open; those that still are after
         `grace_s` end with an error."""
-        self._draining = True
+        self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._idle.wait()

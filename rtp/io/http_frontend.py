@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rtp.core.card import ModelCard
 from rtp.io.dashboard import Dashboard
-from rtp.io.errors_http import ApiError, no_worker
+from rtp.io.errors_http import ApiError, no_worker, stopping
 from rtp.io.http_account import account, echo_request_id
 from rtp.io.http_auth import Keys
 from rtp.io.http_body import Served
@@ -67,7 +67,9 @@ def make_app(
     metrics.watch(overview)
 
     async def health(request: web.Request) -> web.Response:
-        """Ready: some worker can take a request."""
+        """Ready: some worker can take a request, and this server takes it."""
+        if frontend.draining:
+            raise stopping()
         if not any(worker["state"] == "ready" for worker in overview()["workers"]):
             raise no_worker()
         return web.json_response({"status": "ready"})

@@ -49,6 +49,9 @@ class Frontend(Protocol):
     @property
     def models(self) -> Mapping[str, ModelCard]: ...
 
+    @property
+    def draining(self) -> bool: ...
+
     def begin(self, begin: Begin) -> Handle: ...
 
 

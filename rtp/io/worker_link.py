@@ -61,6 +61,7 @@ class Links:
         self._timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._epoll.fileno(), self._drain)
         self._eager = True
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._links)
@@ -93,6 +94,10 @@ class Links:
             self._flush = self._loop.call_soon(self._write_all)
 
     def close(self) -> None:
+        """Closes everything; harmless the second time."""
+        if self._closed:
+            return
+        self._closed = True
         for worker_id in list(self._links.keys() | self._dials.keys()):
             self._drop(worker_id)
         for handle in (self._flush, self._timer):

@@ -153,6 +153,21 @@ async def test_an_ending_server_tells_the_clients_it_cuts(live: Live, stream: bo
     assert reply.status == (200 if stream else 503)
 
 
+async def test_o01_an_ending_server_is_not_ready_on_connections_that_are_open():
+    async with live_cluster(workers=1) as cluster, aiohttp.ClientSession() as session:
+        async with session.get(f"{cluster.url}/health") as reply:
+            assert reply.status == 200
+        await cluster.master.drain()
+        async with session.get(f"{cluster.url}/health") as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (
+                503,
+                "service_unavailable",
+            )
+        async with session.get(f"{cluster.url}/live") as reply:
+            assert reply.status == 200
+        await cluster.master.stop()  # the end of the cluster stops it again
+
+
 async def test_refusals_of_the_master_have_their_status(live: Live):
     kept = {"prompt": "a", "max_tokens": 10, "timeout_s": 1e-6}
     status, reply = await live.post(**kept)

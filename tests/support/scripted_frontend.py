@@ -128,6 +128,7 @@ class ScriptedFrontend:
 
     def __init__(self, script: Script | None = None, cards: Iterable[ModelCard] = ()) -> None:
         self.models = {card.model: card for card in cards or [a_card()]}
+        self.draining = False
         self.script = script
         self.handles: list[ScriptedHandle] = []
         self.begun = asyncio.Event()
