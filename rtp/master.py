@@ -29,7 +29,8 @@ from rtp.io import addresses, logs
 from rtp.io.clock import LoopWatch, now
 from rtp.io.frontend_loop import FrontendLoop
 from rtp.io.handshake import read_secret
-from rtp.io.http_frontend import make_app, make_runner
+from rtp.io.http_frontend import make_app
+from rtp.io.http_server import make_runner
 from rtp.io.master_loop import MasterLoop
 from rtp.io.metrics import Metrics
 from rtp.io.ratchet import next_number

@@ -69,7 +69,11 @@ def is_local(request: web.Request) -> bool:
     peer = request.transport and request.transport.get_extra_info("peername")
     if not peer or any(name in request.headers for name in FORWARDED):
         return False
-    return _is_loopback(peer[0]) and _is_loopback(request.url.host or "")
+    try:
+        host = request.url.host
+    except ValueError:  # a Host header that is no host and port
+        return False
+    return _is_loopback(peer[0]) and _is_loopback(host or "")
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import zlib
 from collections.abc import Callable, Mapping
 
 from aiohttp import web
@@ -10,6 +12,12 @@ from aiohttp import web
 from rtp.core.card import ModelCard
 from rtp.io.errors_http import ApiError, invalid, model_not_found, no_worker
 from rtp.io.openai_prompts import TextCodec
+
+BODY_S = 120.0
+"""What a body may take to arrive, so that nobody holds a connection by sending nothing."""
+PLAIN = frozenset({"", "identity"})
+CODINGS = PLAIN | {"gzip", "x-gzip", "deflate"}
+_ANY_HEADER = zlib.MAX_WBITS | 32
 
 
 class Served:
@@ -46,18 +54,48 @@ class Served:
 
 
 async def read_json(request: web.Request) -> bytes:
-    """The body. Raises ApiError 415 for another content type, 413 over the limit."""
+    """The body, unpacked. Raises ApiError 415 for another content type or coding, 413 over the
+    limit, 408 for one that takes longer than BODY_S, 400 for a broken one."""
     if "Content-Type" in request.headers:
         kind = request.content_type
         if kind != "application/json" and not kind.endswith("+json"):
             raise ApiError(415, "Content-Type must be application/json")
+    coding = request.headers.get("Content-Encoding", "").strip().lower()
+    if coding not in CODINGS:
+        raise ApiError(415, "Content-Encoding must be gzip, deflate or identity")
     limit = request.client_max_size
     if limit and (request.content_length or 0) > limit:
         raise body_too_large(limit)
     try:
-        return await request.read()
+        async with asyncio.timeout(BODY_S):
+            body = await request.read()
+    except TimeoutError:
+        raise ApiError(
+            408, f"The body did not arrive within {BODY_S:g} s", code="timeout"
+        ) from None
     except web.HTTPRequestEntityTooLarge:
         raise body_too_large(limit) from None
+    except web.RequestPayloadError:
+        raise invalid(None, "The body's framing is broken", "invalid_http") from None
+    if coding in PLAIN:
+        return body
+    return await asyncio.to_thread(_unpack, body, limit)
+
+
+def _unpack(body: bytes, limit: int) -> bytes:
+    """Inflates a body, to `limit` bytes and no further (0: unlimited)."""
+    # Called deflate, some clients send the zlib format and some the bare stream.
+    packed_as_zlib = body[:1] == b"\x1f" or (body[:1] and body[0] & 0x0F == zlib.DEFLATED)
+    unpacker = zlib.decompressobj(wbits=_ANY_HEADER if packed_as_zlib else -zlib.MAX_WBITS)
+    try:
+        out = unpacker.decompress(body, limit + 1 if limit else 0)
+    except zlib.error:
+        out = b""
+    if limit and len(out) > limit:
+        raise body_too_large(limit)
+    if not unpacker.eof or unpacker.unused_data:
+        raise invalid(None, "The body is not what its Content-Encoding says", "invalid_body")
+    return out
 
 
 def body_too_large(limit: int) -> ApiError:

@@ -23,10 +23,6 @@ from rtp.io.openai_prompts import TextCodec
 from rtp.io.openai_request import Limits
 from rtp.io.sse import SseTimes
 
-KEEPALIVE_S = 900.0
-"""Idle time of a kept connection: longer than the pools of clients and proxies, so that the client
-is the one to close it and no request meets a closing server (cases O07)."""
-
 Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -46,7 +42,7 @@ def make_app(
     max_timeout_s: float = 3600.0,
     times: SseTimes | None = None,
 ) -> web.Application:
-    """All public routes. Serve it with make_runner(), which sees to disconnects and keep-alive.
+    """All public routes. Serve it with io/http_server, which sees to disconnects and keep-alive.
 
     codec_of: the tokenizer of a card, cached by the caller.  overview: the cluster as the Master
     sees it (members: io/dashboard).  placement: the candidates a request had, or None.
@@ -131,13 +127,3 @@ def make_app(
             ]
         )
     return app
-
-
-def make_runner(app: web.Application) -> web.AppRunner:
-    """A runner that cancels a handler as soon as its client is gone (cases O03, O04)."""
-    return web.AppRunner(
-        app,
-        handler_cancellation=True,
-        keepalive_timeout=KEEPALIVE_S,
-        access_log=None,  # http_account writes one line per request
-    )

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from rtp.io import http_auth
-from rtp.io.http_frontend import KEEPALIVE_S, make_runner
+from rtp.io.http_server import KEEPALIVE_S, make_runner
 from tests.support.scripted_frontend import ScriptedFrontend, an_api, fails, says
 
 

@@ -19,7 +19,8 @@ from rtp.core.errors import TemplateError
 from rtp.core.events import Begin
 from rtp.core.steps import TokenLogprobs
 from rtp.core.types import pack_ids, unpack_ids
-from rtp.io.http_frontend import make_app, make_runner
+from rtp.io.http_frontend import make_app
+from rtp.io.http_server import make_runner
 from rtp.io.metrics import Metrics
 
 BOS, EOS = 256, 257

@@ -1,0 +1,85 @@
+"""aiohttp's server as we want it: clients that leave, kept connections, errors of one shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from rtp.io.errors_http import ApiError, of_http
+
+KEEPALIVE_S = 900.0
+"""Idle time of a kept connection: longer than the pools of clients and proxies, so that the client
+is the one to close it and no request meets a closing server (cases O07)."""
+
+log = structlog.get_logger(__name__)
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """A runner that cancels a handler as soon as its client is gone (cases O03, O04).
+
+    Packed bodies reach the handlers as they came (io/http_body): those that are refused unread are
+    not unpacked only to be thrown away.
+    """
+    return _Runner(
+        app,
+        handler_cancellation=True,
+        keepalive_timeout=KEEPALIVE_S,
+        auto_decompress=False,
+        access_log=None,  # http_account writes one line per request
+    )
+
+
+class _Connection(RequestHandler):
+    """Answers what no route ever sees (bytes that are no HTTP) with our error object."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("part of an answer is out already")
+        if status < 500:
+            # The parser's first line is its reason; the rest quotes the client's bytes.
+            reason = (message or "").partition("\n")[0].rstrip(": ")[:200]
+            error = ApiError(status, f"This is not valid HTTP: {reason}", code="invalid_http")
+            log.info("request.unreadable", reason=reason)
+        else:
+            error = ApiError(status, "The server had an error", code="internal_error")
+            log.error("connection.crashed", exc_info=exc)
+        response = error.response()
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, web.HTTPException):  # raised before the middlewares, such as 417
+            resp = of_http(resp).response()
+        return await super().finish_response(request, resp, start_time)
+
+
+class _Server(web.Server):
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        # aiohttp names the class of its connections in code; there is no option for another.
+        options: dict[str, Any] = server._kwargs
+        return _Server(
+            server.request_handler,
+            request_factory=server.request_factory,
+            handler_cancellation=server.handler_cancellation,
+            loop=server._loop,
+            **options,
+        )
