@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +40,10 @@ class KVPool:
         self.shape = shape
         self.null_page = num_pages
         planes = 2 * shape.num_kv_heads
-        self._all = torch.zeros(
-            (shape.num_layers, planes, num_pages + 1, shape.block_size, shape.head_dim),
-            dtype=shape.dtype,
-        )
+        size = (shape.num_layers, planes, num_pages + 1, shape.block_size, shape.head_dim)
+        # Anonymous memory is zero, and is not taken before it is written; torch.zeros writes it.
+        memory = mmap.mmap(-1, math.prod(size) * shape.dtype.itemsize)
+        self._all = torch.frombuffer(memory, dtype=shape.dtype).view(size)
         self._slots = list(self._all.flatten(2, 3).unbind(0))
         self._pages = list(self._all.flatten(1, 2).flatten(2, 3).unbind(0))
 
