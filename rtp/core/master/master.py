@@ -168,9 +168,10 @@ class Master:
 
     def _tick(self, event: Tick, now: float) -> list[Command]:
         self._due_now = None
+        stood_still = self.fleet.members.forgive(now)
         out = self._links.check(now)
         self.ledger.settle_lingering(now)
-        out += self._expire_leases(now)
+        out += self._expire_leases(now, stood_still)
         for pool in self.fleet.pools.values():
             out += self.intake.expire(pool, now)
             if pool.dirty or now >= pool.next_round:
@@ -184,12 +185,12 @@ class Master:
         self._swept_at = now if due else self._swept_at
         self._sweeping = not self.map.sweep(SWEEP_KEYS if due else 0)
 
-    def _expire_leases(self, now: float) -> list[Command]:
+    def _expire_leases(self, now: float, stood_still: bool) -> list[Command]:
         """Grants that nobody submitted: fenced, so that their number counts and they cannot run."""
         out: list[Command] = []
         for booking in self.ledger.expired(now):
             member, _ = self.fleet.at_row(booking.row)
-            if member.state is not MemberState.LIVE:
+            if stood_still or member.state is not MemberState.LIVE:
                 self.ledger.extend(booking, now)
                 continue
             self.totals.leases_expired += 1

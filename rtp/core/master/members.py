@@ -31,6 +31,8 @@ FAIL_S = 10.0
 it."""
 FIRST_REDIAL_S = 0.05
 MOST_REDIAL_S = 1.0
+STOOD_STILL_S = 0.2
+"""A Master that looks so much later than it wanted to has not listened meanwhile."""
 KEPT_DEPARTED = 64
 NO_VERSION = -1
 
@@ -234,6 +236,20 @@ class Members:
             member.armed_at = at
             self._num_timers += 1
             heapq.heappush(self._timers, (at, self._num_timers, member))
+
+    def forgive(self, now: float) -> bool:
+        """Whether the Master itself stood still until now (SIGSTOP, a suspended machine, a loop
+        that was blocked): that time is nobody's silence. What was sent meanwhile is not read
+        yet."""
+        late_s = now - self.next_due
+        if late_s < STOOD_STILL_S:
+            return False
+        more_s = late_s + STOOD_STILL_S
+        for member in self._by_id.values():
+            member.since = min(member.since + more_s, now)
+            member.heard_at = min(member.heard_at + more_s, now)
+            member.status_at = min(member.status_at + more_s, now)
+        return True
 
     def due(self, now: float) -> list[Member]:
         """Members whose state time has changed by now."""

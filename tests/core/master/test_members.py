@@ -305,6 +305,25 @@ def test_a_worker_may_promise_that_its_cache_is_prefix_closed(closed: bool):
     assert fleet.master.map.match(low64(prompt)).device[row] == 60
 
 
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 30.0])
+def test_a_master_that_stood_still_takes_nobody_for_silent(seconds: float):
+    """SIGSTOP: what the workers sent is read after the first Tick."""
+    fleet = Fleet()
+    workers = [fleet.add(f"w{i}") for i in range(3)]
+    granted = fleet.grant(fleet.ask())
+    fleet.now += seconds
+    fleet.tick()
+    assert all(fleet.state(worker.id) == "live" for worker in workers)
+    assert not fleet.sent(Fence)
+    workers[0].see(granted)
+    for worker in workers:
+        fleet.report(worker)
+    fleet.wait(1.0)
+    assert all(fleet.state(worker.id) == "live" for worker in workers)
+    fleet.wait(LOST_S + 1.0, beat=False)
+    assert {fleet.state(worker.id) for worker in workers} == {"lost"}
+
+
 def test_a_draining_worker_gets_no_new_grants_and_finishes_what_runs():
     fleet = Fleet()
     leaving, other = fleet.add("leaving"), fleet.add("other")
