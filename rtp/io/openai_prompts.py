@@ -101,6 +101,11 @@ async def chat_prompt(body: ChatBody | TokenizeBody, card: ModelCard, codec: Tex
 
 def render(body: ChatBody | TokenizeBody, card: ModelCard, codec: TextCodec) -> str:
     """Messages -> text, by the model's own template."""
+    given = body.messages
+    if isinstance(given, list) and len(given) > card.max_model_len:
+        # Every turn takes a token at least; reading and rendering so many would take seconds.
+        what = f"you sent {len(given)} messages"
+        raise context_exceeded("messages", card.max_model_len, what)
     messages = normalise(body.messages)
     if card.chat_template is None:
         raise invalid("messages", "This model has no chat template; use /v1/completions")

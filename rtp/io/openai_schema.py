@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from rtp.io.errors_http import ApiError, invalid, unsupported
 
@@ -27,8 +28,27 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _at_most(limit: int) -> BeforeValidator:
+    """Bounds a list or object before its items are looked at: pydantic collects the fault of each
+    item, which takes seconds for millions of them."""
+
+    def check(value: object) -> object:
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise PydanticCustomError(
+                "too_long", "May have at most {limit} items", {"limit": limit}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-Stops = Annotated[list[Stop], BeforeValidator(_listed), Field(max_length=MAX_STOPS)]
+Stops = Annotated[list[Stop], _at_most(MAX_STOPS), BeforeValidator(_listed)]
+StopIds = Annotated[list[int], _at_most(MAX_STOP_IDS)]
+Biases = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    _at_most(MAX_BIASES),
+]
 Json = Any  # Any: shape checked by hand where it is used, so that the error can name the part
 
 
@@ -59,12 +79,10 @@ class Generation(Fields):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(
-        default_factory=dict, max_length=MAX_BIASES
-    )
+    logit_bias: Biases = Field(default_factory=dict)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Stops = Field(default_factory=list)
-    stop_token_ids: list[int] = Field(default_factory=list, max_length=MAX_STOP_IDS)
+    stop_token_ids: StopIds = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True

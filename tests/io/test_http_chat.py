@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rtp.core.types import unpack_ids
-from tests.support.scripted_frontend import BOS, a_card, an_api, says
+from tests.support.scripted_frontend import BOS, ByteCodec, a_card, an_api, says
 
 USER = {"role": "user", "content": "ab"}
 
@@ -85,6 +85,19 @@ async def test_a_model_without_template_says_so():
     async with an_api(says("x"), cards=[a_card(chat_template=None)]) as api:
         error = await api.refused("/v1/chat/completions", messages=[USER])
     assert "no chat template" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_more_messages_than_the_context_has_tokens_are_refused_unread(
+    path: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A million of them would hold everyone up while the template runs."""
+    rendered: list[object] = []
+    monkeypatch.setattr(ByteCodec, "render_chat", lambda *a, **k: rendered.append(a))
+    async with an_api(says("x"), cards=[a_card(max_model_len=128)]) as api:
+        error = await api.refused(path, messages=[{"role": "user", "content": ""}] * 129)
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert rendered == []
 
 
 async def test_c09_parts_and_string_have_equal_ids_and_hashes():

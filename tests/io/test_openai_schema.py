@@ -30,6 +30,22 @@ def chat(**fields: Any) -> ChatBody:
     return parse(json.dumps({"messages": USER} | fields).encode(), ChatBody)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", [1] * 65),
+        ("stop_token_ids", ["a"] * 257),
+        ("logit_bias", {str(i): "x" for i in range(1025)}),
+    ],
+)
+def test_v01_a_list_that_is_too_long_is_refused_unread(field: str, value: Any):
+    """A million faults of a million items would be collected before one of them is reported."""
+    with pytest.raises(ApiError) as caught:
+        completion(**{field: value})
+    assert caught.value.param == field
+    assert "at most" in caught.value.message
+
+
 BAD_FIELDS = [
     ("n", 0),
     ("n", 5_000_000),
