@@ -53,6 +53,11 @@ class Register(Message, frozen=True, tag=1):
     """Predictor coefficients measured at start: a, b, c (prefill), d, e, f (decode), in seconds."""
     prefix_closed: bool = False
     """Blocks leave the cache tails first, so that whoever holds one holds all before it."""
+    hardware: str = ""
+    """What computes, and how: ranks for which it is equal take the same time for the same step, and
+    learn of each other. "": nothing is known but the profile."""
+    max_rows: int = 0
+    """Sequences a rank runs at once; 0: not told."""
 
 
 # ---------------------------------------------------------------- Master <-> worker, link

@@ -43,7 +43,7 @@ class Fleet:
         self._map = prefix_map
         self._lead_s = lead_s
         self._seats: list[_Seat | None] = [None] * ranks.capacity
-        self._classes: dict[tuple[str, tuple[float, ...]], HardwareClass] = {}
+        self._classes: dict[tuple[object, ...], HardwareClass] = {}
 
     # ------------------------------------------------------------ who is where
 
@@ -101,7 +101,7 @@ class Fleet:
         for old in (known, self.members.at_address(register.address)):
             if old is not None and old.present:
                 out += self.remove(old, MemberState.REPLACED, "registered anew", now)
-        rows = self._ranks.take(register.kv_total, register.max_batch_tokens)
+        rows = self._ranks.take(register.kv_total, register.max_batch_tokens, register.max_rows)
         if rows is None:
             return out + self._refuse(register, "the rank table is full", now)
         member = Member(register, rows, self._hardware(register), since=now)
@@ -154,12 +154,17 @@ class Fleet:
         return [Note("worker.refused", facts)]
 
     def _hardware(self, register: Register) -> HardwareClass:
-        """Shared by all workers of this model and profile; those nobody uses are dropped."""
-        key = (register.model, register.profile)
+        """Shared by all workers that run this model in the same way on the same hardware; where
+        none is named, by those of one profile. Classes that nobody uses are dropped."""
+        what = (register.model, register.kv_format, register.max_batch_tokens)
+        key = (*what, register.hardware or register.profile)
         if key not in self._classes:
             self._classes = {k: v for k, v in self._classes.items() if len(v.rows)}
             self._classes[key] = HardwareClass(register.profile)
-        return self._classes[key]
+        hardware = self._classes[key]
+        hardware.offer(register.profile)
+        self._ranks.coefficients[:, hardware.rows] = hardware.coefficients[:, None]
+        return hardware
 
     # ------------------------------------------------------------ loss
 

@@ -23,6 +23,9 @@ NUM_REPORTED = STATUS_COLUMNS.index("granted_upto")
 """Columns of Status.table that are load; the two behind them are about grant numbers."""
 COLUMN = {name: i for i, name in enumerate(STATUS_COLUMNS)}
 MASK_BITS = 64
+ROWS_AHEAD = 16
+"""A rank may have one request more than it has rows, and one for so many rows: the next ones are
+there when a row ends, the others wait where they can still go to another rank."""
 MOST_HELD = 3
 """Requests that may wait for one busy rank. One costs tail latency, many make a herd."""
 
@@ -69,7 +72,7 @@ class View:
     load: FloatArray  # tokens in play, for ties
     held: FloatArray
     numbered: BoolArray  # a further grant's number would fit the mask of Status
-    refused: BoolArray  # it has just refused a grant; nothing is known of it since
+    open: BoolArray  # has not just refused a grant, and has a row for a further request
     reported_at: FloatArray  # when its last Status came
     coefficients: FloatArray  # [6, R]
 
@@ -90,6 +93,8 @@ class Ranks:
         self.coefficients = np.zeros((NUM_COEFFICIENTS, capacity))
         self.next_number = np.zeros(capacity, dtype=np.int64)
         self.seen_upto = np.full(capacity, -1, dtype=np.int64)
+        self.most_requests = np.full(capacity, np.inf)
+        self.parked_requests = np.zeros(capacity)
         self.refused = np.zeros(capacity, dtype=np.bool_)
         self.reported_at = np.full(capacity, -np.inf)
         self._open: list[dict[int, Booking]] = [{} for _ in range(capacity)]
@@ -98,7 +103,7 @@ class Ranks:
 
     # ------------------------------------------------------------ rows
 
-    def take(self, kv_total: tuple[int, ...], budget: int) -> IntArray | None:
+    def take(self, kv_total: tuple[int, ...], budget: int, max_rows: int = 0) -> IntArray | None:
         """Rows for a worker's ranks, empty and idle; None when the table is full."""
         if len(kv_total) > len(self._free):
             return None
@@ -110,6 +115,7 @@ class Ranks:
         self.budget[rows] = budget
         self.next_number[rows] = 0
         self.seen_upto[rows] = -1
+        self.most_requests[rows] = max_rows + 1 + max_rows // ROWS_AHEAD if max_rows else np.inf
         self.refused[rows] = False
         self.reported_at[rows] = -np.inf
         return rows
@@ -156,7 +162,9 @@ class Ranks:
         """Its reservation goes while it is parked, and comes back."""
         if parked != booking.parked:
             booking.parked = parked
-            self.reserved_tokens[booking.row] += booking.reserved_tokens * (-1 if parked else 1)
+            sign = 1 if parked else -1
+            self.parked_requests[booking.row] += sign
+            self.reserved_tokens[booking.row] -= sign * booking.reserved_tokens
 
     def report(self, rows: IntArray, table: IntArray, now: float) -> None:
         """A worker's Status: rows [R] of its ranks, table [R, len(STATUS_COLUMNS)].
@@ -232,7 +240,8 @@ class Ranks:
             load=expected + context,
             held=self.held.take(rows),
             numbered=self.next_number.take(rows) - self.seen_upto.take(rows) <= MASK_BITS,
-            refused=self.refused.take(rows),
+            open=~self.refused.take(rows)
+            & (num_requests - self.parked_requests.take(rows) < self.most_requests.take(rows)),
             reported_at=self.reported_at.take(rows),
             coefficients=self.coefficients.take(rows, axis=1),
         )
@@ -275,4 +284,5 @@ class Ranks:
             assert self.reserved_tokens[row] == sum(
                 b.reserved_tokens for b in opened.values() if not b.parked
             )
+            assert self.parked_requests[row] == sum(b.parked for b in opened.values())
             assert 0 <= self.held[row] <= MOST_HELD

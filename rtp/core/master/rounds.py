@@ -66,7 +66,7 @@ class Rounds:
             if not window.num_open:
                 break
             view = self._ranks.view(pool.rows, now)
-            ready = view.numbered & (view.busy_s < pool.lead.seconds)
+            ready = view.numbered & view.open & (view.busy_s < pool.lead.seconds)
             waiting = self._next(pool, view, ready, now)
             if waiting is None:
                 break
@@ -133,10 +133,10 @@ class Rounds:
         return choice
 
     def _allowed(self, pool: Pool, waiting: Waiting, view: View, now: float) -> BoolArray:
-        """Not a rank that has just refused or is kept for another. Not the workers that failed this
+        """Not a rank that takes none now or is kept for another. Not the workers that failed this
         request: until their next Status where nothing else is left, for EXCLUDED_S else. (Those
         that may be used again beat, so that a round follows.)"""
-        allowed = ~view.refused
+        allowed = view.open.copy()
         if waiting.ask.exclude:
             others = ~np.isin(view.rows, self._fleet.rows_of(waiting.ask.exclude))
             if not others.any() or now - waiting.asked_at > EXCLUDED_S:

@@ -59,6 +59,33 @@ def test_a_round_looks_at_16_requests_and_the_next_one_follows_at_once():
     assert fleet.master.next_deadline() - fleet.now <= 0.0011
 
 
+def test_w02_a_rank_gets_no_more_requests_than_it_has_rows():
+    """A shared prefix draws all to the ranks that hold it: what they cannot run at once waits where
+    it can still go elsewhere. A request that waits for its reader has no row."""
+    fleet = Fleet()
+    workers = [fleet.add("near", max_rows=32), fleet.add("far", max_rows=32)]
+    head = range(512)
+    fleet.store(workers[0], hashes_of(head))
+    for i in range(80):
+        fleet.ask([*head, 5000 + i])
+
+    def placed() -> list[int]:
+        for _ in range(40):
+            for worker in workers:
+                mine = [g for g in fleet.grants() if g.worker_id == worker.id]
+                for grant in mine:
+                    worker.see(grant)
+                rows = min(32, len(mine))
+                load = {"running": rows, "waiting": len(mine) - rows, "decode_rows": rows}
+                fleet.report(worker, **load, kv_free=90_000)
+            fleet.now += 0.02
+        return [sum(g.worker_id == w.id for g in fleet.grants()) for w in workers]
+
+    assert placed() == [35, 35]
+    workers[1].parked = tuple(g.request_id for g in fleet.grants() if g.worker_id == "far")[:4]
+    assert placed() == [35, 39]
+
+
 def test_w01_a_miss_goes_to_the_idle_rank_not_to_the_lowest_number():
     fleet = Fleet()
     busy, idle = fleet.add("w0"), fleet.add("w1")
