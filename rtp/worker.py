@@ -160,6 +160,7 @@ class WorkerServer:
             max_batch_tokens=config.max_batch_tokens,
             profile=first.profile,
             prefix_closed=True,
+            hardware=first.hardware,
             max_rows=config.max_rows,
         )
 

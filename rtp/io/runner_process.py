@@ -27,6 +27,7 @@ from rtp.core.card import ModelCard
 from rtp.core.errors import RtpError
 from rtp.core.ports import Capacity, Runner
 from rtp.core.steps import StepPlan, StepResult
+from rtp.io.hardware import hardware_class
 from rtp.io.measure import measure
 
 _LENGTH = Struct("<I")
@@ -57,6 +58,7 @@ class Ready(msgspec.Struct, frozen=True, tag=2, array_like=True):
     capacity: Capacity
     card: ModelCard
     profile: tuple[float, ...]
+    hardware: str
 
 
 class Done(msgspec.Struct, frozen=True, tag=3, array_like=True):
@@ -220,7 +222,8 @@ def prepare(spec: RunnerSpec, load: Load, progress: Callable[[str], None]) -> tu
     """A measured Runner and what it tells its parent."""
     runner, card = load(spec, progress)
     profile = measure(runner, spec.max_batch_tokens, progress)
-    return runner, Ready(runner.capacity, card, profile)
+    hardware = hardware_class(spec.backend, spec.params)
+    return runner, Ready(runner.capacity, card, profile, hardware)
 
 
 def execute(runner: Runner, plan: StepPlan) -> StepResult:

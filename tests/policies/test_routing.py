@@ -31,17 +31,22 @@ def winner(name: str, offered: Candidates, number: int = 0, **params: object) ->
 
 
 @pytest.mark.parametrize("excess", [0.0, 1.0])
-def test_predicted_ttft_is_minus_wait_twice_the_prefill_and_the_excess_decode(excess: float):
+def test_predicted_ttft_is_minus_wait_twice_the_prefill_and_what_others_cost(excess: float):
     offered = candidates(50)
     policy = plugins.build("routing", "predicted_ttft", excess=excess)
-    a, b, c, _, e, f = PROFILE
+    a, b, c, d, e, f = PROFILE
     for i, score in enumerate(policy.score(a_query(), offered, predict(50))):
         cached = offered.matched_tokens[i]
         new = 1000 - cached
         prefill_s = a + b * new + c * new * (cached + new / 2)
         tokens = offered.context_tokens[i] + offered.prefill_tokens[i]
         slower_s = 50 * (e * offered.num_requests[i] + f * tokens)
-        assert score == pytest.approx(-(offered.wait_s[i] + 2 * prefill_s + excess * slower_s))
+        slower_s += offered.decode_rows[i] * prefill_s
+        step_s = 0.0
+        if offered.decode_rows[i]:
+            step_s = d + e * offered.decode_rows[i] + f * offered.context_tokens[i]
+        ttft_s = offered.wait_s[i] + step_s + 2 * prefill_s
+        assert score == pytest.approx(-(ttft_s + excess * slower_s))
 
 
 def test_predicted_ttft_weighs_a_hit_against_a_wait():

@@ -3,10 +3,11 @@
     t_prefill = a + b*new + c*new*(cached + new/2)
     t_decode  = d + e*batch + f*context
 
-The six coefficients of one hardware class start from the worker's own measurement (its
-registration's `profile`) and are corrected online by recursive least squares on relative errors,
-with forgetting: a millisecond of error matters at one millisecond, not at one second. The unknowns
-are factors on the starting coefficients, so they are free of units and near one.
+The six coefficients of one hardware class start from its workers' own measurements (their
+registrations' `profile`): the best of them, for whatever else a machine does at a start can only
+make it look slower. They are corrected online by recursive least squares on relative errors, with
+forgetting: a millisecond of error matters at one millisecond, not at one second. The unknowns are
+factors on the starting coefficients, so they are free of units and near one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ MOST_VARIANCE = 1000.0
 MOST_SURPRISE = 8.0
 """A sample counts as at most so many times the prediction: one hung step must not teach."""
 ERROR_WEIGHT = 0.05
+FEW_SAMPLES = 16
+"""Online samples that count for more than any measurement at a start."""
+TYPICAL_TERMS = ((1.0, 256.0, 256.0 * 128.0), (1.0, 4.0, 2048.0))
+"""A prefill and a decode step by which two profiles are compared."""
 
 
 def prefill_seconds(coefficients: FloatArray, new: FloatArray, cached: FloatArray) -> FloatArray:
@@ -62,16 +67,23 @@ class Fit:
     """seconds = sum(factor_i * start_i * term_i), factors by recursive least squares."""
 
     def __init__(self, start: tuple[float, ...]) -> None:
-        self._start = np.maximum(np.array(start), SMALLEST)
-        self._factors = np.ones(len(start))
-        self._covariance = np.eye(len(start)) * START_VARIANCE
         self.num_samples = 0
         self.error = 0.0
         """Moving mean of |actual - predicted| / actual, predicted before the sample was learned."""
+        self.restart(start)
+
+    def restart(self, start: tuple[float, ...]) -> None:
+        """From another measurement."""
+        self._start = np.maximum(np.array(start), SMALLEST)
+        self._factors = np.ones(len(start))
+        self._covariance = np.eye(len(start)) * START_VARIANCE
 
     @property
     def coefficients(self) -> FloatArray:
         return np.asarray(self._start * self._factors)
+
+    def seconds(self, terms: tuple[float, ...]) -> float:
+        return float(self.coefficients @ terms)
 
     def observe(self, terms: tuple[float, ...], seconds: float) -> None:
         """Learns one measurement. Ignores what cannot be one (zero, negative, not finite)."""
@@ -94,15 +106,31 @@ class Fit:
 
 
 class HardwareClass:
-    """The predictor of all ranks with one model and one profile."""
+    """The predictor of all ranks that run one model on one kind of machine."""
 
     def __init__(self, profile: tuple[float, ...]) -> None:
-        usable = len(profile) == NUM_COEFFICIENTS and all(0 <= x < 1e6 for x in profile)
-        start = profile if usable else DEFAULT_PROFILE
+        self._measured = _usable(profile)
+        start = profile if self._measured else DEFAULT_PROFILE
         self.prefill = Fit(start[:3])
         self.decode = Fit(start[3:])
         self.rows: IntArray = np.zeros(0, dtype=np.int64)
         """Rows of the ranks that are predicted by it."""
+
+    def offer(self, profile: tuple[float, ...]) -> None:
+        """A further worker's measurement: it counts where it is the faster one, or the first, and
+        serving has not taught better yet."""
+        if not _usable(profile):
+            return
+        for terms, fit, start in zip(
+            TYPICAL_TERMS,
+            (self.prefill, self.decode),
+            (profile[:3], profile[3:]),
+            strict=True,
+        ):
+            faster = float(np.dot(start, terms)) < fit.seconds(terms)
+            if fit.num_samples < FEW_SAMPLES and (faster or not self._measured):
+                fit.restart(start)
+        self._measured = True
 
     @property
     def num_samples(self) -> int:
@@ -118,6 +146,10 @@ class HardwareClass:
 
     def observe_decode(self, batch: float, context: float, seconds: float) -> None:
         self.decode.observe((1.0, batch, context), seconds)
+
+
+def _usable(profile: tuple[float, ...]) -> bool:
+    return len(profile) == NUM_COEFFICIENTS and all(0 <= x < 1e6 for x in profile)
 
 
 class OutputLengths:

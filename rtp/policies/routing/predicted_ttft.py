@@ -2,8 +2,9 @@
 
 A prefill costs its request once and everybody behind it on that rank once more, so its seconds
 count (1 + lam) times, the wait before it once. Beside other requests each output token takes longer
-than it would alone; that excess over the expected output is added in seconds. Without it a quiet
-fleet would decode everything on the one rank that happened to see a shared head first.
+than it would alone; that excess over the expected output is added in seconds. Where others decode,
+the step with the prompt decodes for them, too, and they wait for the prompt. Without all this a
+quiet fleet would decode everything on the one rank that happened to see a shared head first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class PredictedTtft:
     """A busy rank may be worth waiting for."""
 
     def score(self, query: Query, candidates: Candidates, predict: Predict) -> FloatArray:
-        """Minus (wait + (1 + lam) * prefill + excess of the decode), in seconds."""
+        """Minus (wait + step beside others + (1 + lam) * prefill + excess of all decodes), in
+        seconds."""
         c, cached = candidates, candidates.matched_tokens
         prefill_s = predict.prefill_s(query.num_tokens - cached, cached)
         tokens = np.full(len(cached), float(query.num_tokens))
@@ -39,8 +41,9 @@ class PredictedTtft:
         beside_s = predict.decode_s(
             c.num_requests + 1, c.context_tokens + c.prefill_tokens + tokens
         )
-        excess_s = query.expected_output * (beside_s - alone_s)
-        return -(c.wait_s + (1 + self.lam) * prefill_s + self.excess * excess_s)
+        step_s = np.where(c.decode_rows > 0, predict.decode_s(c.decode_rows, c.context_tokens), 0.0)
+        excess_s = query.expected_output * (beside_s - alone_s) + c.decode_rows * prefill_s
+        return -(c.wait_s + step_s + (1 + self.lam) * prefill_s + self.excess * excess_s)
 
 
 def build(lam: float = LAM, excess: float = EXCESS) -> Routing:

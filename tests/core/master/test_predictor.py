@@ -146,3 +146,32 @@ def test_the_lead_follows_the_measured_gap():
         fleet.finish(grant)
     lead_s = fleet.master.overview(fleet.now)["models"]["m"]["lead_s"]
     assert lead_s == pytest.approx(0.010, rel=0.01)
+
+
+def test_one_noisy_profile_does_not_tell_equal_ranks_apart():
+    """The best measurement of a hardware class counts for all of it, whoever registers first."""
+    noisy = tuple(TRUE * 3)
+    for profiles in ([noisy, tuple(TRUE)], [tuple(TRUE), noisy], [(), noisy, tuple(TRUE)]):
+        fleet = Fleet()
+        for i, profile in enumerate(profiles):
+            fleet.add(f"w{i}", profile=profile, hardware="cpu x1")
+        workers = fleet.master.overview(fleet.now)["workers"].values()
+        found = [list(worker["predictor"]["coefficients"].values()) for worker in workers]
+        assert np.allclose(found, TRUE)
+
+
+def test_what_serving_taught_outlasts_another_start():
+    hardware = HardwareClass(tuple(TRUE))
+    teach(hardware, TRUE * 2, 100)
+    hardware.offer(tuple(TRUE / 2))
+    assert worst_error(hardware, TRUE * 2) < 0.15
+
+
+def test_other_hardware_or_another_batch_is_predicted_by_its_own():
+    fleet = Fleet()
+    fleet.add("w0", profile=tuple(TRUE), hardware="cpu x1")
+    fleet.add("w1", profile=tuple(TRUE * 3), hardware="cpu x2")
+    fleet.add("w2", profile=tuple(TRUE * 5), hardware="cpu x1", max_batch_tokens=64)
+    workers = fleet.master.overview(fleet.now)["workers"].values()
+    found = [list(worker["predictor"]["coefficients"].values()) for worker in workers]
+    assert np.allclose(found, [TRUE, TRUE * 3, TRUE * 5])
