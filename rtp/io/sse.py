@@ -72,8 +72,8 @@ class SseStream:
             await self._send_slowly(data, transport, writer)
 
     async def fail(self, error: bytes) -> None:
-        """The error as the last event; then the connection is closed, without [DONE]."""
-        self.response.force_close()
+        """The error as the last event, without [DONE]. The connection stays: the body ends in
+        order, and a client that keeps the connection would lose its next request (cases O07)."""
         with suppress(ConnectionError):
             await self.send(event(error))
 

@@ -141,6 +141,23 @@ async def test_s11_a_fault_in_a_stream_is_an_event(path: str):
     assert f'outcome="failed",route="{path}",status="200"' in counted
 
 
+async def test_o07_a_fault_in_a_stream_leaves_the_connection_to_the_next_request():
+    """The body ends in order, so the client keeps the connection; closing it then would fail what
+    it sends next, and no client sends a POST twice."""
+    body = b'{"prompt":"a","stream":true}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with an_api(fails(500, "numeric_fault", "not finite", after="abc")) as api:
+        host, port = api.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for _ in range(2):
+            writer.write(head.encode() + body)
+            async with asyncio.timeout(20):
+                answer = await reader.readuntil(b"\r\n0\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"numeric_fault" in answer
+        writer.close()
+
+
 async def test_one_failed_prompt_ends_the_request_and_its_neighbours():
     def script(begin):
         if len(begin.prompt) == 4:
