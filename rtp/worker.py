@@ -24,6 +24,7 @@ from rtp.core.worker.worker import Worker
 from rtp.io import addresses, logs
 from rtp.io.clock import LoopWatch
 from rtp.io.handshake import key_id, read_secret
+from rtp.io.http_server import Runner
 from rtp.io.ratchet import next_number
 from rtp.io.registration import keep_registered
 from rtp.io.runner_process import (
@@ -90,9 +91,7 @@ class WorkerServer:
         self._watch = LoopWatch(loop.driver.times)
         app = make_worker_app(loop, ready[0].card, self._secret, os.environ.get("RTP_ADMIN_KEY"))
         # Nothing runs behind a connection that outlives the loop's close().
-        self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=0.5
-        )
+        self._runner = Runner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=0.5)
         await self._runner.setup()
         await web.SockSite(self._runner, self._listener).start()
         self._session = aiohttp.ClientSession()

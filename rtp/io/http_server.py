@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import structlog
@@ -14,6 +15,10 @@ KEEPALIVE_S = 900.0
 """Idle time of a kept connection: longer than the pools of clients and proxies, so that the client
 is the one to close it and no request meets a closing server (cases O07)."""
 
+FIRST_REQUEST_S = 60.0
+"""A connection that has sent no whole head by then is closed: without it, one that drips bytes is
+kept for ever. Later heads are bounded by the keep-alive time."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -23,7 +28,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
     Packed bodies reach the handlers as they came (io/http_body): those that are refused unread are
     not unpacked only to be thrown away.
     """
-    return _Runner(
+    return Runner(
         app,
         handler_cancellation=True,
         keepalive_timeout=KEEPALIVE_S,
@@ -33,9 +38,23 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 
 class _Connection(RequestHandler):
-    """Answers what no route ever sees (bytes that are no HTTP) with our error object."""
+    """Answers what no route ever sees (bytes that are no HTTP) with our error object, and waits no
+    longer than FIRST_REQUEST_S for a first request."""
 
-    __slots__ = ()
+    __slots__ = ("_patience",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(FIRST_REQUEST_S, self._first_request_due)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+    def _first_request_due(self) -> None:
+        if not self._request_count:
+            self.force_close()
 
     def handle_error(
         self,
@@ -71,7 +90,9 @@ class _Server(web.Server):
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
-class _Runner(web.AppRunner):
+class Runner(web.AppRunner):
+    """An AppRunner whose connections are those of this file."""
+
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         # aiohttp names the class of its connections in code; there is no option for another.

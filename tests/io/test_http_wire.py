@@ -162,3 +162,21 @@ async def test_o08_a_bomb_is_not_unpacked_even_for_a_caller_without_key():
             patch.setattr(zlib, "decompressobj", counting)
             assert (await wire(api, sent))[0] == 401
         assert unpacked == []
+
+
+async def test_a_connection_that_sends_no_whole_head_is_closed(monkeypatch: pytest.MonkeyPatch):
+    """Slow loris. One that has sent a request before may be idle for longer."""
+    monkeypatch.setattr("rtp.io.http_server.FIRST_REQUEST_S", 0.05)
+    async with an_api(says("a")) as api, asyncio.timeout(20):
+        host, port = api.url.removeprefix("http://").split(":")
+        used, to_used = await asyncio.open_connection(host, int(port))
+        to_used.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        await used.readuntil(b'"alive"}')
+        for head in (b"", b"GET /live HTTP/1.1\r\nX-Slow: "):
+            slow, to_slow = await asyncio.open_connection(host, int(port))
+            to_slow.write(head)
+            assert await slow.read() == b""
+            to_slow.close()
+        to_used.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        await used.readuntil(b'"alive"}')
+        to_used.close()

@@ -17,6 +17,7 @@ from rtp.core.events import Event, Tick
 from rtp.core.messages import Register
 from rtp.core.types import Role, WorkerId
 from rtp.io.handshake import key_id
+from rtp.io.http_server import Runner
 from rtp.io.worker_http import make_worker_app
 from rtp.io.worker_loop import WorkerLoop
 
@@ -120,7 +121,7 @@ async def a_worker(
     core, notes = Recorder(), []
     register = a_register(worker_id, epoch, **fields)
     loop = WorkerLoop(core, register, [], notes.append, lambda reason: None)
-    runner = web.AppRunner(make_worker_app(loop, CARD, secret))
+    runner = Runner(make_worker_app(loop, CARD, secret))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
     await site.start()
