@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import cast
 
@@ -24,6 +25,22 @@ from rtp.io.handshake import (
 
 MAX_HEAD_BYTES = 8192
 HANDSHAKE_S = 3.0
+PROBE_AFTER_S = 5
+PROBE_EVERY_S = 2
+DEAD_AFTER_S = 15
+
+
+def notice_death(sock: socket.socket) -> None:
+    """Lets the kernel end a connection whose peer's machine or network is gone with no word: else a
+    stream would wait for tokens until its request's deadline, and a worker for its Master until TCP
+    gives up, a quarter of an hour later. Peers that are only slow answer the probes."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+    sock.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_KEEPCNT, (DEAD_AFTER_S - PROBE_AFTER_S) // PROBE_EVERY_S
+    )
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
 
 
 class Refused(ProtocolError):
@@ -68,6 +85,7 @@ async def accept(
     if refusal or transport.is_closing():
         transport.abort()
     else:
+        notice_death(transport.get_extra_info("socket"))
         connection = opened(claim)
         gate.become(connection)
     try:
@@ -162,6 +180,7 @@ async def dial(address: str, claim: Claim, secret: bytes, connection: FrameConne
             transport.abort()
             raise
     transport.write(proof)
+    notice_death(transport.get_extra_info("socket"))
     connection.attach(transport)
     if waiting.closed:
         connection.connection_lost(None)

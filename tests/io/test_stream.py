@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from rtp.core.commands import Chunk, Connect, Deliver, Ended, Failed, Note, Send
 from rtp.core.events import (
@@ -231,3 +232,22 @@ async def test_commands_go_where_they_belong():
             assert notes == [note]
             assert await worker.core.got(From) == [From("f1", CANCEL)]
             await core.got(StreamUp)
+
+
+async def test_a_peer_whose_network_is_gone_is_noticed_by_both_ends():
+    """No packet can be lost on loopback, so what the kernel was told is looked at."""
+    core, made = streams()
+    async with a_worker() as worker:
+        with closing(made):
+            made.connect(W1, 1, worker.register.address)
+            await core.got(StreamUp)
+            await worker.core.got(FrontendUp)
+            for connection in (made._streams[W1].connection, worker.loop._streams[F1]):
+                sock = connection._transport.get_extra_info("socket")
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                idle = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+                every = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+                count = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+                assert idle + every * count <= 15
+                unread_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                assert unread_ms == 15_000
