@@ -14,7 +14,6 @@ from tests.support.scripted_frontend import an_api, says
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 pytestmark = [
-    pytest.mark.clients,
     pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="no chromium here (apt-get install chromium)"),
 ]
