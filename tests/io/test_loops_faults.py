@@ -11,6 +11,7 @@ from rtp.backends.sim import Rule, expected_tokens
 from rtp.core.events import Begin
 from rtp.core.hashing import block_hashes, namespace
 from rtp.core.types import RequestId, SamplingParams, pack_ids
+from rtp.worker import WorkerServer
 from tests.support.live import LiveCluster, live_cluster
 
 pytestmark = pytest.mark.slow
@@ -93,3 +94,16 @@ async def test_a_master_killed_under_load_is_rejoined_and_workers_free_what_they
                 if len(ranks) == 2 and all(r["decode_rows"] == 0 for r in ranks):
                     return
                 await asyncio.sleep(0.1)
+
+
+async def test_a_worker_whose_epochs_go_back_serves_again(monkeypatch: pytest.MonkeyPatch):
+    """Its state directory is lost and the clock of its new machine is behind."""
+    async with live_cluster(workers=1) as cluster:
+        await cluster.kill(0)
+        monkeypatch.setattr(WorkerServer, "_epoch", lambda self: 5)
+        worker = cluster.workers[0]
+        worker.config = worker.config.model_copy(update={"dp": 2})
+        await cluster.start_worker(0)
+        await cluster.noted(lambda note: note.event == "worker.lost")
+        await cluster.ready()
+        assert await run(cluster, 1, 20) == ""
