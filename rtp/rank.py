@@ -25,13 +25,15 @@ def load(spec: RunnerSpec, progress: Callable[[str], None]) -> tuple[Runner, Mod
 
     A backend that reads checkpoints has a parameter `checkpoint`: the model's name or path is
     resolved, downloading it if need be, and the card is made from its files. Any other backend
-    (sim) has tokens without a text of their own and gets a byte tokenizer.
+    (sim) has tokens without a text of their own, gets a byte tokenizer, and never the name of a
+    real model that nobody gave it.
     """
     params = dict(spec.params)
     if not _reads_checkpoints(spec.backend):
         progress(f"building {spec.backend}")
         runner: Any = plugins.build("backend", spec.backend, **params)
-        return runner, byte_card(spec.served_name, runner.capacity)
+        name = spec.served_name or spec.backend.rpartition(".")[2]
+        return runner, byte_card(name, runner.capacity)
     from rtp.backends.weights.fetch import resolve
     from rtp.backends.weights.formats import open_checkpoint
 
@@ -41,7 +43,7 @@ def load(spec: RunnerSpec, progress: Callable[[str], None]) -> tuple[Runner, Mod
     text = open_checkpoint(path).tokenizer
     capacity: Capacity = runner.capacity
     card = ModelCard(
-        model=spec.served_name,
+        model=spec.served_name or model_name(spec.model),
         revision=capacity.revision,
         tokenizer_json=text.tokenizer_json,
         chat_template=text.chat_template,
@@ -56,6 +58,11 @@ def load(spec: RunnerSpec, progress: Callable[[str], None]) -> tuple[Runner, Mod
         created=int(path.stat().st_mtime),
     )
     return runner, card
+
+
+def model_name(model: str) -> str:
+    """What a model is called when nobody says: its name, or the last part of its path."""
+    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
 
 
 def byte_card(name: str, capacity: Capacity) -> ModelCard:

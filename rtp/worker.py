@@ -102,11 +102,15 @@ class WorkerServer:
                 register=register,
                 secret=self._secret,
                 unlinked=loop.unlinked,
-                on_change=lambda said: self._on_note(
-                    Note("registration.answered", {"answer": said})
-                ),
+                on_change=self._registered,
             )
         )
+
+    def _registered(self, trouble: str) -> None:
+        note = Note("registration.accepted", {"master": self._config.master})
+        if trouble:
+            note = Note("registration.failed", {"reason": trouble, "next": "will retry"})
+        self._on_note(note)
 
     def settle(self) -> None:
         """Takes what exists now out of the garbage collector's sight; for a process of its own."""
@@ -217,11 +221,10 @@ def runner_spec(config: Model) -> RunnerSpec:
         params["num_blocks"] = max(1, config.kv_tokens // config.block_size)
     if config.max_model_len is not None:
         params["max_model_len"] = config.max_model_len
-    name = config.served_name or config.model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
     return RunnerSpec(
         backend=config.backend,
         model=config.model,
-        served_name=name,
+        served_name=config.served_name,
         params=params | config.params,
         max_batch_tokens=config.max_batch_tokens,
     )
@@ -229,7 +232,7 @@ def runner_spec(config: Model) -> RunnerSpec:
 
 async def serve(config: WorkerConfig) -> int:
     """Runs until a signal (0) or a failure (1)."""
-    secret = read_secret(config.secret_path, create=config.loopback)
+    secret = read_secret(config.secret_path, create=config.secret_file is None)
     server = WorkerServer(
         config,
         secret,

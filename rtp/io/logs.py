@@ -13,7 +13,10 @@ from rtp.core.commands import Note
 QUIET = frozenset({"request.placed", "request.held", "view.resynced", "stream.opened"})
 """Notes of the normal course of things: debug."""
 LOUD = frozenset(
-    {"step.hung", "core.failed", "runner.failed", "worker.lost", "registration.refused"}
+    {
+        *("step.hung", "core.failed", "runner.failed", "worker.lost", "worker.refused"),
+        *("registration.refused", "registration.failed"),
+    }
 )
 """Notes an operator should see: warning."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import aiohttp
 import msgspec
@@ -29,11 +30,16 @@ from rtp.io.frontend_loop import FrontendLoop
 from rtp.io.handshake import new_nonce
 from rtp.io.name_service import StaticNames
 from rtp.io.registration import CHALLENGE, REGISTER_PATH, TIMEOUT, ask_headers, receive
+from rtp.io.reminder import Reminder
 from rtp.io.worker_link import Links
 
 CARD_RETRY_S = 1.0
 MAX_REGISTERS = 4096
 MAX_CARD_BYTES = 64 << 20
+
+
+class MasterCore(Core, Protocol):
+    def refusal(self, worker_id: WorkerId, epoch: int) -> str: ...
 
 
 class MasterLoop:
@@ -44,7 +50,7 @@ class MasterLoop:
 
     def __init__(
         self,
-        core: Core,
+        core: MasterCore,
         *,
         secret: bytes,
         term: int,
@@ -53,6 +59,8 @@ class MasterLoop:
     ) -> None:
         self.term = term
         self.driver = Driver(core, self._perform, self._fault)
+        self._core = core
+        self._reminder = Reminder()
         self._secret = secret
         self._challenge = new_nonce()
         self._on_card = on_card
@@ -104,16 +112,19 @@ class MasterLoop:
     def from_frontend(self, frontend_id: FrontendId, message: Ask | Cancel) -> None:
         self.driver.tell(From(frontend_id, message))
 
-    def register(self, register: Register) -> None:
-        """A proved, well-formed registration."""
-        known = self._registers.get(register.worker_id)
-        if known is None or known.epoch <= register.epoch:
-            self._registers[register.worker_id] = register
-            if len(self._registers) > MAX_REGISTERS:
-                self._forget_one()
+    def register(self, register: Register) -> str:
+        """A proved, well-formed registration. Returns why it is not taken, "" where it is. Of one
+        that is not, the card counts for nothing: it must not replace the one that is served."""
+        self.driver.tell(From(register.worker_id, register))
+        refusal = self._core.refusal(register.worker_id, register.epoch)
+        if refusal:
+            return refusal
+        self._registers[register.worker_id] = register
+        if len(self._registers) > MAX_REGISTERS:
+            self._forget_one()
         if register.card not in self._cards:
             self._cards[register.card] = asyncio.create_task(self._fetch_card(register))
-        self.driver.tell(From(register.worker_id, register))
+        return ""
 
     def _forget_one(self) -> None:
         """The longest known worker without a link; its card goes with the last that offers it."""
@@ -129,10 +140,14 @@ class MasterLoop:
     async def _register_route(self, request: web.Request) -> web.Response:
         found = await receive(request, self._secret, self._challenge)
         if isinstance(found, web.Response):
-            if request.headers.get(CHALLENGE) == self._challenge:  # else it just met this Master
-                self._note("registration.refused", status=found.status, reason=found.text)
+            met = request.headers.get(CHALLENGE) == self._challenge  # else it is new here
+            if met and self._reminder.due(f"{request.remote} {found.text}"):
+                facts = {"status": found.status, "reason": found.text}
+                self._note("registration.refused", source=request.remote, **facts)
             return found
-        self.register(found)
+        refusal = self.register(found)
+        if refusal:
+            return web.Response(status=409, text=refusal)
         return web.json_response({"term": self.term})
 
     def _from_links(self, event: Event) -> None:

@@ -29,7 +29,7 @@ class StaticNames:
         secret: bytes,
         challenge: str,
         known: Callable[[str], bool],
-        on_register: Callable[[Register], None],
+        on_register: Callable[[Register], object],
     ) -> None:
         self._session = session
         self._secret = secret

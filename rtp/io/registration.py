@@ -20,6 +20,7 @@ from rtp.core.messages import Register
 from rtp.io import addresses
 from rtp.io.codec import malformed
 from rtp.io.handshake import body_proof, key_id, same
+from rtp.io.reminder import Reminder
 
 REGISTER_PATH = "/internal/register"
 ASK_PATH = "/registration"
@@ -59,10 +60,12 @@ async def keep_registered(
     on_change: Callable[[str], None],
 ) -> None:
     """Registers whenever no link is up, until cancelled. master: URL or host:port.
-    on_change(what) is told each new outcome, not each try."""
+    on_change(trouble) is told each new outcome, not each try: "" where the Master took it, else why
+    not; that again once a minute."""
     url = master if "://" in master else f"http://{master}"
     body = msgspec.msgpack.encode(register)
-    challenge, wait, last = "", FIRST_RETRY_S, ""
+    challenge, wait, last = "", FIRST_RETRY_S, "not asked yet"
+    reminder = Reminder()
     while True:
         if not unlinked.is_set():
             await unlinked.wait()
@@ -77,12 +80,14 @@ async def keep_registered(
                 if answer.status == 401 and answer.headers.get(CHALLENGE, challenge) != challenge:
                     challenge = answer.headers[CHALLENGE]
                     continue  # a Master we have not met: prove it again for this one
-                outcome = "registered" if answer.status == 200 else f"{answer.status} {said}"
+                trouble = "" if answer.status == 200 else f"{url} refused: {answer.status} {said}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            outcome = f"{url} does not answer: {error or type(error).__name__}"
-        if outcome != last:
-            on_change(outcome)
-            last = outcome
+            trouble = f"{url} does not answer: {str(error) or type(error).__name__}"
+        if not trouble:
+            reminder.over()
+        if reminder.due(trouble) if trouble else last:
+            on_change(trouble)
+        last = trouble
         # The dial follows a registration at once; asking again sooner would only disturb it.
         await asyncio.sleep(wait * random.uniform(0.8, 1.2))
         wait = min(2 * wait, LAST_RETRY_S)

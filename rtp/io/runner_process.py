@@ -41,7 +41,7 @@ class RunnerSpec(msgspec.Struct, frozen=True):
     model: str
     """Name or path."""
     served_name: str
-    """What clients call it."""
+    """What clients call it; "": the name of the model, or of a backend that has none."""
     params: dict[str, Any]  # Any: each backend's own
     max_batch_tokens: int
 
@@ -102,6 +102,7 @@ class RunnerProcess:
         self._threads = threads
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.Transport | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._closing = False
 
     async def start(self, on_event: Callable[[FromRunner], None]) -> None:
@@ -117,13 +118,32 @@ class RunnerProcess:
             )
         self.pid = self._process.pid
         loop = asyncio.get_running_loop()
-        reader = _Reader(lambda event: None if self._closing else on_event(event))
+
+        def on_end() -> None:
+            self._ending = loop.create_task(self._tell_end(on_event))
+
+        reader = _Reader(
+            lambda event: None if self._closing else on_event(event),
+            on_end,
+        )
         self._transport, _ = await loop.create_connection(lambda: reader, sock=ours)
         self._transport.set_write_buffer_limits(high=64 << 20)
         self._write(msgspec.msgpack.encode(self._spec))
 
     def submit(self, plan: StepPlan) -> None:
         self._write(_encode(plan))
+
+    async def _tell_end(self, on_event: Callable[[FromRunner], None]) -> None:
+        """The child went without a word."""
+        assert self._process is not None
+        reason = "closed its socket"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                code = await self._process.wait()
+                name = f" ({signal.Signals(-code).name})" if code < 0 else ""
+                reason = f"ended with {code}{name}"
+        if not self._closing:
+            on_event(Broken(reason))
 
     async def close(self) -> None:
         """Ends the child, by force when it does not follow within a second."""
@@ -149,10 +169,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Reader(asyncio.Protocol):
-    """Frames of the child; its end without a word is Broken too."""
+    """Frames of the child. on_end: it ended without a word."""
 
-    def __init__(self, on_event: Callable[[FromRunner], None]) -> None:
+    def __init__(self, on_event: Callable[[FromRunner], None], on_end: Callable[[], None]) -> None:
         self._on_event = on_event
+        self._on_end = on_end
         self._decode = msgspec.msgpack.Decoder(FromRunner).decode
         self._received = bytearray()
         self._broken = False
@@ -173,7 +194,7 @@ class _Reader(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._broken:
-            self._on_event(Broken("the process ended"))
+            self._on_end()
 
 
 # ---------------------------------------------------------------- the child

@@ -338,9 +338,32 @@ async def test_r01_r02_an_address_has_one_worker_however_it_is_written(alone: Li
 async def test_a_worker_with_another_secret_never_joins(alone: LiveCluster):
     async with live_cluster(workers=1, worker={"master": alone.url}, start=False) as other:
         await other.start_worker(0)
-        await other.noted(lambda note: "secret" in str(note.fields.get("answer")))
+        told = await other.noted(lambda note: note.event == "registration.failed")
+        assert "secret" in str(told.fields["reason"])
+        assert told.fields["next"] == "will retry"
         assert alone.master.overview()["workers"] == []
         await other.kill(0)
+
+
+async def test_a_worker_that_does_not_fit_is_told_and_tries_again():
+    """Its card counts for nothing: the model that is served keeps its own."""
+    async with live_cluster(workers=2, start=False) as cluster:
+        await cluster.start_master()
+        await cluster.start_worker(0)
+        await cluster.ready(1)
+        served = cluster.master.frontend.models["sim"]
+        misfit = cluster.workers[1]
+        misfit.config = misfit.config.model_copy(update={"block_size": 32})
+        await cluster.start_worker(1)
+        told = await cluster.noted(lambda note: note.event == "registration.failed")
+        assert "block_size 32 differs from 16 of worker-0" in str(told.fields["reason"])
+        assert await cluster.noted(lambda note: note.event == "worker.refused")
+        register = misfit.server.loop.register
+        assert (await post(cluster, register))[0] == 409
+        assert cluster.master.frontend.models["sim"] == served
+        await cluster.kill(0)
+        async with asyncio.timeout(10):
+            await misfit.server.loop.linked.wait()
 
 
 def _key_id(cluster: LiveCluster) -> str:

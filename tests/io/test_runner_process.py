@@ -10,11 +10,21 @@ import sys
 from collections.abc import AsyncIterator
 
 import psutil
+import pytest
 
 from rtp.config import WorkerConfig
 from rtp.core.steps import Known, Row, SequenceStart, StepPlan
 from rtp.core.types import SamplingParams, pack_ids
-from rtp.io.runner_process import Broken, Done, FromRunner, Progress, Ready, RunnerProcess
+from rtp.io.runner_process import (
+    Broken,
+    Done,
+    FromRunner,
+    Progress,
+    Ready,
+    RunnerProcess,
+    prepare,
+)
+from rtp.rank import load
 from tests.support.live import QUICK, ROOT, runner_spec
 
 
@@ -75,7 +85,7 @@ async def test_a_kill_is_noticed_once():
     async with running(events) as process:
         await events.got(Ready)
         os.kill(process.pid, signal.SIGKILL)
-        assert await events.got(Broken) == Broken("the process ended")
+        assert await events.got(Broken) == Broken("ended with -9 (SIGKILL)")
     assert sum(isinstance(e, Broken) for e in events.all) == 1
 
 
@@ -110,3 +120,12 @@ async def test_it_does_not_outlive_a_parent_that_is_killed():
     await parent.wait()
     gone, _ = await asyncio.to_thread(psutil.wait_procs, [child], 10)
     assert gone == [child]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"), [({}, "sim"), ({"served_name": "mine"}, "mine"), ({"model": "x"}, "sim")]
+)
+def test_a_simulated_worker_never_has_the_name_of_a_real_model(settings: dict, name: str):
+    simulated = runner_spec(WorkerConfig(backend="sim", params=QUICK, **settings))
+    _, ready = prepare(simulated, load, lambda line: None)
+    assert ready.card.model == name

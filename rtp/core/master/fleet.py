@@ -146,8 +146,7 @@ class Fleet:
 
     def _refuse(self, register: Register, reason: str, now: float) -> list[Command]:
         """Visible under departed; once per worker and reason, for it will ask again."""
-        last = next((d for d in self.members.departed if d.worker_id == register.worker_id), None)
-        if last and (last.epoch, last.reason) == (register.epoch, reason):
+        if self.members.refusal(register.worker_id, register.epoch) == reason:
             return []
         self.members.note_departed(register, MemberState.REFUSED, reason, now)
         facts: dict[str, object] = {"worker_id": register.worker_id, "reason": reason}

@@ -38,7 +38,7 @@ from rtp.core.messages import (
     Status,
 )
 from rtp.core.policy import Routing
-from rtp.core.types import RequestId
+from rtp.core.types import RequestId, WorkerId
 
 LEASE_S = 0.25
 LEASE_MARGIN_S = 0.5
@@ -151,6 +151,10 @@ class Master:
     def placement(self, request_id: RequestId) -> dict[str, object] | None:
         """Why a request went where it did, while remembered."""
         return placement(self, request_id)
+
+    def refusal(self, worker_id: WorkerId, epoch: int) -> str:
+        """Why this life of a worker, which has registered, is not taken; "" where it is."""
+        return self.fleet.members.refusal(worker_id, epoch)
 
     def idle(self) -> bool:
         """No request waits, nothing is charged."""

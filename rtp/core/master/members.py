@@ -212,6 +212,16 @@ class Members:
         del self._by_address[member.register.address]
         self.note_departed(member.register, state, reason, now)
 
+    def refusal(self, worker_id: WorkerId, epoch: int) -> str:
+        """Why this life of a worker is not registered; "" where it is, or never asked."""
+        member = self._by_id.get(worker_id)
+        if member is not None and member.register.epoch >= epoch:
+            later = member.register.epoch > epoch
+            return f"{worker_id} is registered with a later start" if later else ""
+        last = next((d for d in reversed(self.departed) if d.worker_id == worker_id), None)
+        found = last and (last.epoch, last.state) == (epoch, MemberState.REFUSED)
+        return last.reason if last and found else ""
+
     def note_departed(
         self, register: Register, state: MemberState, reason: str, now: float
     ) -> None:
