@@ -8,6 +8,7 @@ key that is no field is an error everywhere, and so is a limit of nought or less
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -49,8 +50,8 @@ class Process(Settings):
     host: str = option("127.0.0.1", "Address to listen on.", "server")
     secret_file: Path | None = option(
         None,
-        "File (mode 0600) with the cluster secret that Master and workers share. On loopback it is"
-        " made when missing; default: cluster.secret in the state directory.",
+        "File (mode 0600) with the cluster secret that Master and workers share. Default, made when"
+        " missing: cluster.secret in the state directory.",
         "security",
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
@@ -74,12 +75,18 @@ class Process(Settings):
     def secret_path(self) -> Path:
         return self.secret_file or self.state / "cluster.secret"
 
+    def _missing_keys(self) -> Iterator[str]:
+        """What has to be given before others may reach this process."""
+        if self.secret_file is None:
+            yield "secret_file (the cluster secret that Master and workers share)"
+
     @model_validator(mode="after")
     def _closed_to_the_world(self) -> Self:
-        if not self.loopback and self.secret_file is None:
+        missing = [] if self.loopback else list(self._missing_keys())
+        if missing:
             raise ValueError(
-                f"host {self.host} can be reached from outside: name the secret_file that Master"
-                " and workers share (see README, security)"
+                f"host {self.host} can be reached from outside; give {' and '.join(missing)},"
+                " or listen on 127.0.0.1 (README, Security)"
             )
         return self
 
@@ -102,14 +109,10 @@ class Public(Process):
     )
     max_body_bytes: Positive = option(32 << 20, "Larger request bodies get a 413.", "server")
 
-    @model_validator(mode="after")
-    def _keys_for_the_world(self) -> Self:
-        if not self.loopback and self.api_key_file is None and not os.environ.get("RTP_API_KEY"):
-            raise ValueError(
-                f"host {self.host} can be reached from outside: give an api_key_file"
-                " (or $RTP_API_KEY), or listen on 127.0.0.1"
-            )
-        return self
+    def _missing_keys(self) -> Iterator[str]:
+        yield from super()._missing_keys()
+        if self.api_key_file is None and not os.environ.get("RTP_API_KEY"):
+            yield "api_key_file or $RTP_API_KEY (the keys of clients)"
 
 
 class Scheduling(Settings):
@@ -140,7 +143,9 @@ class Model(Settings):
     """What a worker runs; shared by rtp.worker and rtp.local."""
 
     model: str = option("smollm2-135m", "Name of a known model, or path of a checkpoint.", "model")
-    served_name: str = option("", "Name that clients ask for; default: the model's own.", "model")
+    served_name: str = option(
+        "", "Name that clients ask for; default: the model's own, or sim.", "model"
+    )
     backend: str = option("torch_cpu", "Backend plugin that runs the model.", "model")
     dtype: Literal["auto", "bf16", "fp32"] = option(
         "auto", "Type of weights and KV; auto takes what this CPU multiplies fastest.", "model"
@@ -193,11 +198,10 @@ class WorkerConfig(Process, Model):
             raise ValueError(str(error)) from None
         return text
 
-    @model_validator(mode="after")
-    def _can_be_found(self) -> Self:
+    def _missing_keys(self) -> Iterator[str]:
+        yield from super()._missing_keys()
         if self.host in EVERYWHERE and not self.advertise:
-            raise ValueError(f"host {self.host} is no address to dial: say which with advertise")
-        return self
+            yield "advertise (the host:port to dial, which this one is not)"
 
 
 class LocalConfig(Public, Scheduling, Model):

@@ -52,7 +52,7 @@ class Local:
         self.url = f"http://{addresses.join(config.own_host, port)}"
         self.logs = config.state / "logs" / str(port)
         self.logs.mkdir(parents=True, exist_ok=True)
-        read_secret(config.secret_path, create=config.loopback)
+        read_secret(config.secret_path, create=config.secret_file is None)
         shared = [f"--secret-file={config.secret_path}", f"--state={config.state}"]
         shared += [f"--log-level={config.log_level}", f"--drain-s={config.drain_s}"]
         flags = [*shared, f"--port={port}", *to_flags(config, MASTER_FIELDS)]

@@ -186,7 +186,7 @@ def read_keys(path: Path) -> dict[str, str]:
 
 async def serve(config: MasterConfig) -> None:
     """Runs until a signal."""
-    secret = read_secret(config.secret_path, create=config.loopback)
+    secret = read_secret(config.secret_path, create=config.secret_file is None)
     server = MasterServer(config, secret, logs.note_logger())
     ended = asyncio.Event()
     until_signal(ended)

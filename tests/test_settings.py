@@ -93,9 +93,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
 def test_the_world_is_let_in_only_with_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RTP_API_KEY", raising=False)
     secret = f"--secret-file={tmp_path / 's'}"
+    needs = {
+        MasterConfig: ("secret_file", "api_key_file", "$RTP_API_KEY"),
+        LocalConfig: ("secret_file", "api_key_file", "$RTP_API_KEY"),
+        WorkerConfig: ("secret_file", "advertise"),
+    }
     for kind in KINDS:
-        with pytest.raises(ConfigError, match="secret_file"):
+        with pytest.raises(ConfigError) as error:
             load(kind, ["--host", "0.0.0.0"], {})
+        assert [need for need in needs[kind] if need not in str(error.value)] == []
+        assert "README, Security" in str(error.value)
     for kind in (MasterConfig, LocalConfig):
         with pytest.raises(ConfigError, match="api_key_file"):
             load(kind, ["--host", "0.0.0.0", secret], {})

@@ -115,6 +115,11 @@ def read_secret(path: Path, create: bool) -> bytes:
                     f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}"
                 )
             secret = file.read().strip()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"secret_file {path} does not exist; copy the one of the other machines, or make it:"
+            f" (umask 077; head -c 32 /dev/urandom | base64 > {path})"
+        ) from None
     except OSError as error:
         raise ConfigError(f"secret_file {path}: {error.strerror}") from None
     if len(secret) < SECRET_BYTES:

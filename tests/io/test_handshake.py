@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,15 @@ def test_the_secret_is_made_once_and_only_for_its_owner(tmp_path: Path):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_missing_secret_is_not_made_where_others_can_connect(tmp_path: Path):
-    with pytest.raises(ConfigError, match="No such file"):
-        read_secret(tmp_path / "none", create=False)
+def test_a_missing_secret_that_was_named_is_not_made_but_told_how_to(tmp_path: Path):
+    path = tmp_path / "none"
+    with pytest.raises(ConfigError, match="does not exist") as error:
+        read_secret(path, create=False)
+    assert not path.exists()
+    command = re.search(r"\(umask.*\)$", str(error.value))
+    assert command
+    subprocess.run(["sh", "-c", command[0]], check=True)
+    assert len(read_secret(path, create=False)) >= 32
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
