@@ -197,6 +197,7 @@ def a_register(worker_id: WorkerId, epoch: int, runners: Sequence[Any], **fields
         "key_id": "key",
         "max_batch_tokens": 512,
         "profile": profile,
+        "prefix_closed": True,
     }
     return Register(**(known | fields))
 
