@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ from rtp.settings import from_command_line, to_flags
 from rtp.supervisor import Child
 
 QUESTION = "What is the capital of France?"
+BEGINNING = "The capital of France is"
 LOOK_S = 0.1
+LOOK_AGAIN_S = 0.5
+OFFERED_S = 15.0
+"""A model that is not offered by then has a trouble that the example will tell of."""
 KILL_AFTER_S = 3.0
 MASTER_FIELDS = (
     *("host", "api_key_file", "max_body_bytes", "routing"),
@@ -47,6 +52,7 @@ class Local:
         self._progress = progress
         self._failed = asyncio.Event()
         self._reason = ""
+        self._lives: dict[str, int] = {}
         with listen(config.host, config.port) as probe:  # in use: say so before anything starts
             port = probe.getsockname()[1]
         self.url = f"http://{addresses.join(config.own_host, port)}"
@@ -72,17 +78,33 @@ class Local:
         async with aiohttp.ClientSession() as session:
             while not self._failed.is_set():
                 overview = await self._overview(session)
-                ready = [w for w in overview.get("workers", ()) if w["state"] == "ready"]
-                self._master.well = self._master.well or bool(overview)
-                for worker in self._workers:
-                    if not worker.well and any(w["worker_id"] == worker.name for w in ready):
-                        worker.well = True
-                        self._progress.line(worker.name, "ready")
-                if len(ready) == len(self._workers):
+                self._note_ready(overview)
+                if all(worker.well for worker in self._workers):
                     return overview
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._failed.wait(), LOOK_S)
         raise RtpError(self._reason)
+
+    async def watch(self) -> None:
+        """Says when a child that was started again is ready; until cancelled."""
+        async with aiohttp.ClientSession() as session:
+            while True:
+                await asyncio.sleep(LOOK_AGAIN_S)
+                if any(child.restarting for child in [self._master, *self._workers]):
+                    self._note_ready(await self._overview(session))
+
+    def _note_ready(self, overview: dict[str, Any]) -> None:  # Any: JSON
+        """A child is known by its life, so that one that has just ended is not taken for ready."""
+        ready = {w["worker_id"]: w["epoch"] for w in overview.get("workers", ()) if _is_ready(w)}
+        lives = ready | ({"master": overview["term"]} if overview else {})
+        for child in [self._master, *self._workers]:
+            life = lives.get(child.name)
+            if life is None or life == self._lives.get(child.name):
+                continue
+            if child is not self._master or child.restarting:
+                self._progress.line(child.name, "ready again" if child.well else "ready")
+            self._lives[child.name] = life
+            child.well, child.restarting = True, False
 
     async def failed(self) -> str:
         """Returns why this cannot go on, once it cannot."""
@@ -125,35 +147,67 @@ class Local:
             return {}
 
 
-def example(model: str) -> dict[str, Any]:  # Any: JSON
-    """The body of the example request, greedy: everybody gets the same answer."""
-    messages = [{"role": "user", "content": QUESTION}]
-    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48}
+def _is_ready(worker: dict[str, Any]) -> bool:  # Any: JSON
+    return bool(worker["state"] == "ready")
 
 
-async def ask(url: str, model: str, key: str) -> str:
-    """The model's answer to the example question."""
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A request that shows that a model works, greedy: everybody gets the same answer."""
+
+    url: str
+    model: str
+    key: str
+    chat: bool
+    """Without a chat template a model only continues text."""
+
+    @property
+    def text(self) -> str:
+        return QUESTION if self.chat else BEGINNING
+
+    @property
+    def route(self) -> str:
+        return self.url + ("/v1/chat/completions" if self.chat else "/v1/completions")
+
+    def body(self) -> dict[str, Any]:  # Any: JSON
+        prompt: dict[str, Any] = {"prompt": self.text}
+        if self.chat:
+            prompt = {"messages": [{"role": "user", "content": self.text}]}
+        return {"model": self.model, **prompt, "temperature": 0, "max_tokens": 48}
+
+    async def ask(self) -> str:
+        """The model's answer."""
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
+            session.post(self.route, json=self.body(), headers=headers) as answer,
+        ):
+            found = await answer.json()
+        if "error" in found:
+            return f"(no answer: {found['error']['message']})"
+        choice = found["choices"][0]
+        return str(choice["message"]["content"] if self.chat else choice["text"]).strip()
+
+    def curl(self) -> str:
+        """A line to paste into a shell."""
+        words = ["curl", self.route, "-H", "Content-Type: application/json"]
+        if self.key:
+            words += ["-H", f"Authorization: Bearer {self.key}"]
+        return shlex.join([*words, "-d", json.dumps(self.body())])
+
+
+async def has_chat_template(url: str, model: str, key: str) -> bool:
+    """Asks until the model is offered, which is a moment after its workers are ready."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
-        session.post(
-            f"{url}/v1/chat/completions",
-            json=example(model),
-            headers=headers,
-        ) as answer,
-    ):
-        found = await answer.json()
-    if "error" in found:
-        return f"(no answer: {found['error']['message']})"
-    return str(found["choices"][0]["message"]["content"]).strip()
-
-
-def curl(url: str, model: str, key: str) -> str:
-    """A line to paste into a shell."""
-    words = ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
-    if key:
-        words += ["-H", f"Authorization: Bearer {key}"]
-    return shlex.join([*words, "-d", json.dumps(example(model))])
+    params = {"model": model}
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(
+                f"{url}/tokenizer_info", params=params, headers=headers
+            ) as answer:
+                if answer.status == 200:
+                    return bool((await answer.json())["chat_template"])
+            await asyncio.sleep(LOOK_S)
 
 
 def first_key(path: Path | None) -> str:
@@ -163,20 +217,29 @@ def first_key(path: Path | None) -> str:
 
 
 async def greet(local: Local, config: LocalConfig, progress: Progress) -> None:
-    """What a person sees when all is ready: a proof that it works, and how to go on."""
+    """What a person sees when all is ready: a proof that it works, and how to go on; and from then
+    on, what becomes of children that ended."""
     models = sorted({w["model"] for w in (await local.ready())["workers"]})
     progress.close()
     key = first_key(config.api_key_file)
     count = "1 worker" if config.workers == 1 else f"{config.workers} workers"
+    chat = True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(OFFERED_S):
+            chat = await has_chat_template(local.url, models[0], key)
+    example = Example(local.url, models[0], key, chat)
     print(f"\nrtp is ready on {local.url}: {', '.join(models)} on {count}\n")
+    if not chat:
+        print("  It has no chat template: /v1/completions continues text.\n")
     if config.ask:
-        print(f"  > {QUESTION}")
+        print(f"  > {example.text}")
         try:
-            print(f"  {await ask(local.url, models[0], key)}\n")
+            print(f"  {await example.ask()}\n")
         except (aiohttp.ClientError, TimeoutError) as error:
             print(f"  (no answer: {error!r})\n")
-    print(f"Ask it yourself:\n  {curl(local.url, models[0], key)}")
+    print(f"Ask it yourself:\n  {example.curl()}")
     print(f"Dashboard: {local.url}/dashboard\nLogs: {local.logs}\nStop: Ctrl-C", flush=True)
+    await local.watch()
 
 
 async def serve(config: LocalConfig) -> int:
@@ -196,8 +259,6 @@ async def serve(config: LocalConfig) -> int:
     waits = [asyncio.create_task(ended.wait()), asyncio.create_task(local.failed())]
     try:
         await asyncio.wait({greeting, *waits}, return_when=asyncio.FIRST_COMPLETED)
-        if greeting.done() and not greeting.exception():
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         progress.close()
         loop.add_signal_handler(signal.SIGINT, at_once)
@@ -205,7 +266,9 @@ async def serve(config: LocalConfig) -> int:
             if not task.done():
                 task.cancel()
         failure = waits[1].result() if waits[1].done() and not waits[1].cancelled() else ""
-        await asyncio.gather(greeting, *waits, return_exceptions=True)
+        ends = await asyncio.gather(greeting, *waits, return_exceptions=True)
+        if isinstance(ends[0], Exception):
+            failure = failure or repr(ends[0])
         if not failure:
             print("\nstopping ...", flush=True)
         await local.stop()

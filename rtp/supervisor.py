@@ -42,6 +42,9 @@ class Child:
         self.log = log
         self.well = False
         """Set by the owner once it has served: from then on it is worth starting again."""
+        self.restarting = False
+        """It ended; its owner clears this when it serves again."""
+        self._module = module
         self._command = [sys.executable, "-m", module, *flags, f"--parent={os.getpid()}"]
         self._on_line = on_line
         self._on_failed = on_failed
@@ -69,12 +72,16 @@ class Child:
             code = await self._once()
             if self._stopping:
                 return
+            self.restarting = True
             if not self.well:
                 self._on_failed(self.name, self._last_words() or f"ended with {code}")
                 return
             if time.monotonic() - began > WELL_AFTER_S:
                 pause = FIRST_PAUSE_S
-            self._on_line(self.name, f"ended with {code}; starting again in {pause:g} s")
+            why = self._complaint()
+            self._on_line(
+                self.name, f"{why or f'ended with {code}'}; starting again in {pause:g} s"
+            )
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_S)
 
@@ -101,6 +108,11 @@ class Child:
         code = await self._process.wait()
         self._process = None
         return code
+
+    def _complaint(self) -> str:
+        """Why it ended, where it said so itself: one that was killed did not."""
+        said = self._last_words()
+        return said if said.startswith(f"{self._module}: ") else ""
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()

@@ -16,6 +16,7 @@ import aiohttp
 import psutil
 import pytest
 
+from tests.support.checkpoints import tiny_checkpoint
 from tests.support.live import ROOT
 from tests.support.processes import kill, workers
 
@@ -110,12 +111,35 @@ async def test_a_killed_worker_is_started_again(tmp_path: Path):
         await running.until("Stop: Ctrl-C")
         before = await running.ready(2)
         kill(workers(running.process.pid)[0])
-        await running.until("starting again")
+        assert "ended with -9; starting again" in await running.until("starting again")
+        assert "worker-" in await running.until("ready again")
         while True:
             after = await running.ready(2)
             if len(set(before) & set(after)) == 1:
                 break
         assert {w.partition("@")[0] for w in after} == {"worker-0", "worker-1"}
+
+
+async def test_a_worker_says_that_its_rank_was_killed_and_is_ready_again(tmp_path: Path):
+    async with local(tmp_path, "--ask=false", "--workers=1") as running:
+        await running.until("Stop: Ctrl-C")
+        next(p for p in running.descendants if "rtp.rank" in p.cmdline()).kill()
+        line = await running.until("starting again")
+        assert "rank 0: ended with -9 (SIGKILL)" in line
+        assert await running.until("ready again") == "worker-0: ready again"
+
+
+async def test_a_model_without_a_chat_template_is_greeted_with_text(tmp_path: Path):
+    folder = tiny_checkpoint(tmp_path, "llama")
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    flags = ["--backend=torch_cpu", f"--model={folder}", "--workers=1"]
+    async with local(tmp_path, *flags) as running:
+        await running.until("Stop: Ctrl-C")
+        text = "\n".join(running.lines)
+        assert "> The capital of France is" in text
+        assert "no answer" not in text
+        assert f"curl {running.url}/v1/completions" in text
 
 
 async def test_a_killed_master_is_started_again_and_found_by_its_workers(tmp_path: Path):
