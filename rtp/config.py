@@ -26,9 +26,10 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Hosts that mean every address of this machine, and one of these."""
 
 
-def option(default: Any, doc: str, group: str) -> Any:  # Any: as pydantic's Field
-    """A field with its help text and the group it is listed under."""
-    return Field(default, description=doc, json_schema_extra={"group": group})
+def option(default: Any, doc: str, group: str, unit: str = "") -> Any:  # Any: as pydantic's Field
+    """A field with its help text, the group it is listed under, and what the help calls its value,
+    where neither its choices nor the end of its name say that."""
+    return Field(default, description=doc, json_schema_extra={"group": group, "unit": unit})
 
 
 class Settings(BaseModel):
@@ -61,10 +62,12 @@ class Process(Settings):
         default_factory=state_dir,
         description="Directory for what outlives a process: the secret, logs, the last term and"
         " epoch.",
-        json_schema_extra={"group": "process"},
+        json_schema_extra={"group": "process", "unit": "DIR"},
     )
-    parent: int = option(
-        0, "Pid of the process that started this one; it ends when that one ends.", "process"
+    parent: int = Field(
+        0,
+        description="Pid of the process that started this one; it ends when that one ends.",
+        json_schema_extra={"group": "process", "hidden": True},
     )
 
     @property
@@ -134,9 +137,14 @@ class MasterConfig(Public, Scheduling):
     """`python -m rtp.master`: the Master, a frontend and the HTTP API in one process."""
 
     workers: tuple[str, ...] = option(
-        (), "Addresses of workers to ask, comma separated; others register themselves.", "cluster"
+        (),
+        "Addresses of workers to ask, comma separated; others register themselves.",
+        "cluster",
+        "HOST:PORT,...",
     )
-    drain_s: Seconds = option(10.0, "How long SIGTERM lets running requests go on.", "process")
+    drain_s: Seconds = option(
+        10.0, "How long Ctrl-C or SIGTERM lets running requests go on.", "process"
+    )
 
 
 class Model(Settings):
@@ -146,26 +154,29 @@ class Model(Settings):
     served_name: str = option(
         "", "Name that clients ask for; default: the model's own, or sim.", "model"
     )
-    backend: str = option("torch_cpu", "Backend plugin that runs the model.", "model")
+    backend: str = option("torch_cpu", "Backend plugin that runs the model.", "model", "NAME")
     dtype: Literal["auto", "bf16", "fp32"] = option(
         "auto", "Type of weights and KV; auto takes what this CPU multiplies fastest.", "model"
     )
-    block_size: Positive = option(16, "Tokens of a KV block.", "model")
+    block_size: Positive = option(16, "Tokens of a KV block.", "model", "TOKENS")
     kv_tokens: Positive | None = option(
         None, "Tokens the KV cache of a rank holds; default: the backend's.", "model"
     )
     max_model_len: Positive | None = option(
-        None, "Longest sequence in tokens; default: the model's own.", "model"
+        None, "Longest sequence in tokens; default: the model's own.", "model", "TOKENS"
     )
     max_batch_tokens: Positive = option(
         512, "Tokens one step may compute: long prompts are cut into chunks of it.", "batching"
     )
     chunk_while_decoding: Positive = option(
-        128, "Prompt tokens a step may add to rows that decode; less is smoother.", "batching"
+        128,
+        "Prompt tokens a step may add to rows that decode; less is smoother.",
+        "batching",
+        "TOKENS",
     )
     max_rows: Positive = option(64, "Rows of one step.", "batching")
     steps_in_flight: Annotated[int, Field(ge=1, le=2)] = option(
-        1, "Steps handed to the backend before the first is done.", "batching"
+        1, "Steps handed to the backend before the first is done.", "batching", "STEPS"
     )
     params: dict[str, Any] = option({}, "Further parameters of the backend (--set).", "model")
 
@@ -174,19 +185,26 @@ class WorkerConfig(Process, Model):
     """`python -m rtp.worker`: one worker, its control process and one process per rank."""
 
     port: Port = option(0, "Port for Master and frontends; 0 takes a free one.", "server")
-    master: str = option("http://127.0.0.1:8000", "Where to register.", "cluster")
+    master: str = option("http://127.0.0.1:8000", "Where to register.", "cluster", "URL")
     advertise: str = option(
-        "", "host:port under which others reach this worker; default: host and port.", "cluster"
+        "",
+        "host:port under which others reach this worker; default: host and port.",
+        "cluster",
+        "HOST:PORT",
     )
     worker_id: str = option(
-        "", "Name that lasts over restarts; default: from host and port.", "cluster"
+        "", "Name that lasts over restarts; default: from host and port.", "cluster", "NAME"
     )
-    role: Role = option(Role.FUSION, "What it does with requests.", "cluster")
-    dp: Positive = option(1, "Ranks: copies of the model, each with its own KV.", "model")
+    role: Role = option(
+        Role.FUSION, "What it does with requests; only fusion serves any so far.", "cluster"
+    )
+    dp: Positive = option(1, "Ranks: copies of the model, each with its own KV.", "model", "RANKS")
     threads: Positive | None = option(
         None, "Threads that compute, per rank; default: all cores over the ranks.", "model"
     )
-    drain_s: Seconds = option(10.0, "How long SIGTERM lets running requests go on.", "process")
+    drain_s: Seconds = option(
+        10.0, "How long Ctrl-C or SIGTERM lets running requests go on.", "process"
+    )
 
     @field_validator("master", "advertise")
     @classmethod
@@ -207,12 +225,14 @@ class WorkerConfig(Process, Model):
 class LocalConfig(Public, Scheduling, Model):
     """`python -m rtp.local`: a Master and workers on this machine, supervised."""
 
-    workers: Positive = option(2, "Workers to run.", "cluster")
+    workers: Positive = option(2, "Workers to run.", "cluster", "N")
     threads: Positive | None = option(
         None, "Threads that compute, per worker; default: cores over workers.", "model"
     )
     ask: bool = option(True, "Ask the model an example question when it is ready.", "process")
-    drain_s: Seconds = option(5.0, "How long an end lets running requests go on.", "process")
+    drain_s: Seconds = option(
+        5.0, "How long Ctrl-C or SIGTERM lets running requests go on.", "process"
+    )
 
     @property
     def own_host(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -19,8 +20,14 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         where = addresses.join(host, port)
-        hint = " (another --port takes another one)" if port else ""
-        raise ConfigError(f"cannot listen on {where}: {error.strerror}{hint}") from None
+        hint = " (another --port takes another one)" if error.errno == errno.EADDRINUSE else ""
+        # The text that socket puts into such errors names the address once more.
+        reason = (
+            os.strerror(error.errno or 0)
+            if not isinstance(error, socket.gaierror)
+            else error.strerror
+        )
+        raise ConfigError(f"cannot listen on {where}: {reason}{hint}") from None
 
 
 def until_signal(stop: asyncio.Event) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rtp.config import LocalConfig, MasterConfig, Settings, WorkerConfig
+from rtp.core import plugins
 from rtp.core.errors import ConfigError
 
 PREFIX = "RTP_"
@@ -102,20 +105,51 @@ def _parser(kind: type[Settings], prog: str) -> argparse.ArgumentParser:
     )
     groups: dict[str, Any] = {}  # Any: argparse's group type is private
     for path, field in leaves(kind):
-        extra = field.json_schema_extra
-        name = str(extra["group"]) if isinstance(extra, dict) else "other"
+        extra: dict[str, Any] = dict(field.json_schema_extra or {})  # type: ignore[arg-type]
+        name = extra.get("group", "other")
         group = groups.get(name) or groups.setdefault(name, parser.add_argument_group(name))
         flag = "--" + ".".join(path).replace("_", "-")
-        text = (field.description or "").replace("%", "%%")
+        text = (field.description or "").replace("%", "%%") + _plugin_names(path)
         default = field.get_default(call_default_factory=True)
         if default not in (None, "", ()):
             text += f" [{default}]"
         switch: dict[str, Any] = {}
         if field.annotation is bool:
             switch = {"nargs": "?", "const": "true"}
-        metavar = path[-1].rpartition("_")[2].upper()
+        metavar = extra.get("unit") or _choices(field) or _last_word(path)
+        if extra.get("hidden"):
+            text = argparse.SUPPRESS
         group.add_argument(flag, dest=".".join(path), help=text, metavar=metavar, **switch)
     return parser
+
+
+def _choices(field: FieldInfo) -> str:
+    """{a,b} of a field with so many values, else ""."""
+    kind = field.annotation
+    values: Sequence[object] = ()
+    if kind is bool:
+        values = ("true", "false")
+    elif get_origin(kind) is Literal:
+        values = get_args(kind)
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        values = [member.value for member in kind]
+    return "{" + ",".join(map(str, values)) + "}" if values else ""
+
+
+def _last_word(path: tuple[str, ...]) -> str:
+    word = path[-1].rpartition("_")[2].upper()
+    return "SECONDS" if word == "S" else word
+
+
+def _plugin_names(path: tuple[str, ...]) -> str:
+    """The choices there are of a field that names a plugin."""
+    kind = path[-2] if path[-1] == "name" else path[-1]
+    return f" Here: {', '.join(_names(kind))}." if kind in plugins.PACKAGES else ""
+
+
+@functools.cache
+def _names(kind: str) -> list[str]:
+    return plugins.names(kind)
 
 
 def _read_file(path: Path) -> Tree:

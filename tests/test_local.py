@@ -189,7 +189,8 @@ async def test_a_port_in_use_is_one_clear_line(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with local(tmp_path, f"--port={port}") as running:
-            line = await running.until(f"cannot listen on 127.0.0.1:{port}")
+            line = await running.until(f"cannot listen on 127.0.0.1:{port}: Address already in use")
+            assert line.count(str(port)) == 1
             assert await running.process.wait() == 1
             assert running.lines == [line]
 

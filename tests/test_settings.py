@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -128,8 +129,19 @@ def test_help_tells_every_field(kind: type[Settings], capsys: pytest.CaptureFixt
     assert end.value.code == 0
     text = capsys.readouterr().out
     for path, field in leaves(kind):
-        assert "--" + ".".join(path).replace("_", "-") in text
+        shown = "--" + ".".join(path).replace("_", "-") in text
+        assert shown != bool(field.json_schema_extra.get("hidden")), path
         assert field.description, path
+    assert "--parent" not in text
+    assert re.search(r"--drain-s SECONDS +How long Ctrl-C or SIGTERM", text)
+    if kind is not WorkerConfig:
+        assert "least_loaded, predicted_ttft" in " ".join(text.split())
+    if kind is not MasterConfig:
+        assert "--chunk-while-decoding TOKENS" in text
+        assert "--steps-in-flight STEPS" in text
+        assert "--dtype {auto,bf16,fp32}" in text
+    if kind is WorkerConfig:
+        assert re.search(r"--role \{[a-z,]*fusion[a-z,]*\}", text)
 
 
 def test_a_mistake_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]):

@@ -126,5 +126,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, name: str):
 def test_a_folder_needs_a_config(tmp_path: Path, config: str | None):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    with pytest.raises(WeightsError, match=r"config\.json"):
+    with pytest.raises(WeightsError, match=r"config\.json") as error:
         open_checkpoint(tmp_path)
+    if config is None:
+        assert str(error.value) == f"no config.json in {tmp_path}: not a model directory"

@@ -92,6 +92,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     or outside the folder, with file and tensor.
     """
     if path.is_dir():
+        if not (path / "config.json").exists():
+            raise WeightsError(f"no config.json in {path}: not a model directory")
         config = complete_config(read_json(path / "config.json"))
         files = _without_tied_head(config, safetensors_folder.open_folder(path))
         return Checkpoint(config, files, partial(read_tokenizer, path, config))
