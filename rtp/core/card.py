@@ -28,7 +28,7 @@ class ModelCard(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     max_model_len: int
     block_size: int
     created: int
-    """Seconds since 1970, of the weights file."""
+    """Seconds since 1970, of the weights file; 0: it has none."""
 
     def digest(self) -> str:
         """32 hex digits; the workers' registration carries it."""

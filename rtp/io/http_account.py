@@ -26,6 +26,8 @@ class End:
 
 
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
+INTERNAL = "/internal/"
+"""Routes for our own processes, which tell of their troubles themselves: no requests of clients."""
 FACTS = web.RequestKey("facts", dict[str, object])
 """What the log line of a request says beside its status."""
 END = web.RequestKey("end", End)
@@ -78,6 +80,8 @@ def _answer(metrics: Metrics, request: web.Request, error: ApiError) -> web.Resp
 def _ended(metrics: Metrics, request: web.Request, status: int, end: End) -> None:
     resource = request.match_info.route.resource
     route = resource.canonical if resource is not None else "other"
+    if route.startswith(INTERNAL):
+        return
     metrics.request(route, end.outcome, status, generates=route in GENERATING)
     facts = dict(request.get(FACTS) or {})
     if end.error is not None:

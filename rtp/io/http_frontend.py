@@ -12,7 +12,7 @@ from aiohttp import web
 from rtp.core.card import ModelCard
 from rtp.io.dashboard import Dashboard
 from rtp.io.errors_http import ApiError, no_worker, stopping
-from rtp.io.http_account import account, echo_request_id
+from rtp.io.http_account import INTERNAL, account, echo_request_id
 from rtp.io.http_auth import Keys
 from rtp.io.http_body import Served
 from rtp.io.http_generate import Frontend, Generate
@@ -70,6 +70,14 @@ def make_app(
             raise no_worker()
         return web.json_response({"status": "ready"})
 
+    async def root(request: web.Request) -> web.Response:
+        """A browser wants the dashboard, anybody else the list of what there is."""
+        if "text/html" in request.headers.get("Accept", ""):
+            return web.Response(status=302, headers={"Location": "/dashboard"})
+        paths = sorted({resource.canonical for resource in request.app.router.resources()})
+        shown = [path for path in paths if not path.startswith(INTERNAL)]
+        return web.json_response({"name": "rtp", "routes": shown})
+
     async def live(request: web.Request) -> web.Response:
         return web.json_response({"status": "alive"})
 
@@ -106,6 +114,7 @@ def make_app(
     app.on_response_prepare.append(echo_request_id)
     app.add_routes(
         [
+            web.get("/", root),
             web.get("/health", health),
             web.get("/live", live),
             web.get("/metrics", exposition),

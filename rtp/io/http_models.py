@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 from aiohttp import web
 
@@ -18,16 +20,28 @@ class Models:
 
     def __init__(self, served: Served) -> None:
         self._served = served
+        self._started = int(time.time())
 
     async def listed(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [_entry(card) for card in self._served.cards()]})
+        return _json(
+            {"object": "list", "data": [self._entry(card) for card in self._served.cards()]}
+        )
 
     async def one(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         for card in self._served.cards():
             if card.model == name:
-                return _json(_entry(card))
+                return _json(self._entry(card))
         raise model_not_found(name)
+
+    def _entry(self, card: ModelCard) -> dict[str, object]:
+        return {
+            "id": card.model,
+            "object": "model",
+            "created": card.created or self._started,
+            "owned_by": "rtp",
+            "max_model_len": card.max_model_len,
+        }
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = parse(await read_json(request), TokenizeBody)
@@ -59,16 +73,6 @@ class Models:
                 "model_max_length": card.max_model_len,
             }
         )
-
-
-def _entry(card: ModelCard) -> dict[str, object]:
-    return {
-        "id": card.model,
-        "object": "model",
-        "created": card.created,
-        "owned_by": "rtp",
-        "max_model_len": card.max_model_len,
-    }
 
 
 def _json(value: object) -> web.Response:

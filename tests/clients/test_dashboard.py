@@ -106,6 +106,10 @@ async def test_it_shows_workers_placements_and_rates():
     assert "Refused by queue requests" in page
     assert "up 1 d 2 h" in page
     assert "2 of 3 workers ready" in page
+    titles = " ".join(re.findall('title="([^"]*)"', page))
+    for words in ("Time to first token", "Time per output token", "Fusion:", "A held one waits"):
+        assert words in titles
+    assert "on ranks, without pages, were sent" in titles
     # What a client chose is shown as text, and only the page's own script runs.
     assert "&lt;script&gt;alert" in page
     assert len(re.findall("<script", page)) == 1

@@ -131,6 +131,14 @@ async def test_token_routes_need_no_model(base: str):
     assert {"eos_token", "bos_token", "pad_token", "chat_template"} <= set(info[1])
 
 
+async def test_a_model_without_a_file_was_created_when_the_server_started():
+    async with an_api(cards=[a_card(created=5), a_card("org/sim", created=0)]) as api:
+        _, listed = await api.get("/v1/models")
+    dates = {model["id"]: model["created"] for model in listed["data"]}
+    assert dates["toy"] == 5
+    assert dates["org/sim"] > 1_700_000_000, "in our days, not in 1970"
+
+
 async def test_models_are_listed_and_found():
     async with an_api(cards=[a_card(), a_card("org/other")]) as api:
         status, listed = await api.get("/v1/models")

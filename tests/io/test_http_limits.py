@@ -32,6 +32,16 @@ async def test_o12_health_is_open_cheap_and_has_a_head(outside: None):
             assert (reply.status, await reply.read()) == (200, b"")
 
 
+async def test_the_root_leads_browsers_to_the_dashboard_and_lists_the_routes_for_others():
+    async with an_api(api_key="good") as api:
+        browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+        async with api.session.get(api.url, headers=browser, allow_redirects=False) as reply:
+            assert (reply.status, reply.headers["Location"]) == (302, "/dashboard")
+        status, listed = await api.get("/")
+    assert status == 200
+    assert {"/v1/chat/completions", "/v1/models", "/health", "/metrics"} <= set(listed["routes"])
+
+
 async def test_o01_health_is_503_without_a_ready_worker_and_live_is_not():
     async with an_api(overview=no_workers) as api:
         async with api.session.get(api.url + "/health") as reply:

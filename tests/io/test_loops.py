@@ -299,6 +299,9 @@ async def test_only_a_proved_registration_is_taken(alone: LiveCluster):
     assert alone.master.overview()["workers"] == []
     assert (await post(alone, register))[0] == 200
     assert [w["worker_id"] for w in alone.master.overview()["workers"]] == ["w1"]
+    assert b"/internal/" not in alone.master.metrics.text(), "no requests of clients"
+    async with aiohttp.ClientSession() as session, session.get(alone.url) as answer:
+        assert "/internal/" not in await answer.text()
 
 
 async def test_a_malformed_registration_does_not_reach_the_core(alone: LiveCluster):
