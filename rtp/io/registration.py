@@ -8,6 +8,7 @@ recorded one is worth nothing to a later Master; within one, an older epoch is r
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 
@@ -82,7 +83,9 @@ async def keep_registered(
                     continue  # a Master we have not met: prove it again for this one
                 trouble = "" if answer.status == 200 else f"{url} refused: {answer.status} {said}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            trouble = f"{url} does not answer: {str(error) or type(error).__name__}"
+            number = getattr(error, "errno", None)
+            reason = os.strerror(number) if number and number > 0 else str(error)
+            trouble = f"{url} does not answer: {reason or type(error).__name__}"
         if not trouble:
             reminder.over()
         if reminder.due(trouble) if trouble else last:
