@@ -8,6 +8,7 @@ from itertools import islice
 from sortedcontainers import SortedList
 
 from rtp.core.types import FrontendId, RequestId
+from rtp.core.worker.sequence import Sequence
 from rtp.core.worker.streams import Attempt
 
 FRONTEND_GONE_S = 10.0
@@ -41,6 +42,12 @@ class Attempts:
 
     def get(self, request_id: RequestId) -> Attempt | None:
         return self._by_request.get(request_id)
+
+    def of(self, seq: Sequence) -> Attempt:
+        """Of a sequence that lives: its attempt is there."""
+        attempt = self._by_request.get(seq.request_id)
+        assert attempt is not None
+        return attempt
 
     def add(self, attempt: Attempt) -> None:
         self._by_request[attempt.request_id] = attempt
