@@ -16,15 +16,15 @@ first, and a sequence waits only for blocks that a running sequence is computing
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
-from rtp.core.errors import ConfigError, ProtocolError
+from rtp.core.errors import ConfigError
 from rtp.core.ports import Capacity
-from rtp.core.steps import FromStep, RowResult, StepPlan, StepResult, TokenLogprobs
+from rtp.core.steps import StepPlan, StepResult
 from rtp.core.worker.blocks import BlockManager
+from rtp.core.worker.in_flight import Gain, InFlight
 from rtp.core.worker.running import Running
 from rtp.core.worker.sequence import Sequence
 from rtp.core.worker.stats import Stats
@@ -34,18 +34,6 @@ MAX_BYPASS = 64
 """Later sequences that may be started before one that waits for room."""
 LOOKAHEAD = 16
 """Sequences without room that a plan looks past."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """What a completed step brought one sequence."""
-
-    sequence: Sequence
-    ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish: str = ""
-    stop_token: int = -1
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +55,6 @@ class Load:
     decode_rows: int
     context_tokens: int
     kv_free: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Scheduled:
-    sequence: Sequence
-    handle: int
-    num_new: int
-    samples: bool
-    prefill: bool
 
 
 class Batcher:
@@ -102,7 +81,6 @@ class Batcher:
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
         self.stats = stats or Stats()
         self.last_step_s = 0.0
-        self._vocab_size = capacity.vocab_size
         self._block_size = capacity.block_size
         self._max_batch_tokens = max_batch_tokens
         self._chunk_while_decoding = chunk_while_decoding
@@ -110,12 +88,10 @@ class Batcher:
         self._steps_in_flight = steps_in_flight
         self._arrivals = 0
         self._handles = 0
-        self._steps = 0
         self._waiting: SortedDict[int, Sequence] = SortedDict()  # by arrival
         self._running = Running(self.blocks)
         self._parked: dict[int, Sequence] = {}  # by arrival
-        self._in_flight: deque[tuple[int, list[_Scheduled]]] = deque()
-        self._ended_handles: list[int] = []
+        self._in_flight = InFlight(capacity.vocab_size, capacity.block_size, self.stats)
         self._dropped: list[tuple[Sequence, str]] = []
 
     # ------------------------------------------------------------ sequences
@@ -161,7 +137,6 @@ class Batcher:
         for seq in [*self._running, *self._waiting.values(), *self._parked.values()]:
             self.end(seq)
         self._in_flight.clear()
-        self._ended_handles.clear()
         self.blocks.clear()
 
     def take_dropped(self) -> list[tuple[Sequence, str]]:
@@ -183,28 +158,23 @@ class Batcher:
             budget = min(budget, self._chunk_while_decoding)
         budget = self._choose_prefills(chosen, budget)
         started = self._admit(chosen, budget)
-        return self._issue(chosen, started) if chosen else None
+        return self._in_flight.issue(chosen, started) if chosen else None
 
     def complete(self, result: StepResult) -> Outcome:
         """Takes the result of the oldest step in flight. Raises ProtocolError for any other."""
-        if not self._in_flight or self._in_flight[0][0] != result.step:
-            raise ProtocolError(f"step {result.step} is not the oldest in flight")
-        _, scheduled = self._in_flight.popleft()
-        if len(scheduled) != len(result.rows):
-            raise ProtocolError(f"step {result.step}: {len(result.rows)} rows returned")
+        landed = self._in_flight.land(result)
         self.last_step_s = result.elapsed_s
         self.stats.steps += 1
         self.stats.busy_s += result.elapsed_s
-        outcome = Outcome([], [])
-        for row, answer in zip(scheduled, result.rows, strict=True):
-            if row.sequence.ended or row.sequence.handle != row.handle:
-                self.stats.discarded_rows += 1
-                continue
-            if row.prefill:
-                outcome.prefilled.append(row.sequence)
-            gain = self._take(row, answer)
+        outcome = Outcome([], [row.sequence for row, _ in landed if row.prefill])
+        for row, answer in landed:
+            gain = self._in_flight.take(row, answer)
+            if gain is None or gain.finish != "error":
+                self._running.register(row.sequence)
             if gain is not None:
                 outcome.gains.append(gain)
+                if gain.finish:
+                    self.end(row.sequence)
         return outcome
 
     # ------------------------------------------------------------ facts
@@ -329,67 +299,7 @@ class Batcher:
     def _stop(self, seq: Sequence) -> None:
         """Takes a sequence off the running ones and its pages from it."""
         self._running.stop(seq)
-        self._ended_handles.append(seq.handle)
-
-    # ------------------------------------------------------------ issuing and completing
-
-    def _issue(self, chosen: dict[Sequence, int], started: list[Sequence]) -> StepPlan:
-        rows, scheduled = [], []
-        for index, (seq, num_new) in enumerate(chosen.items()):
-            row = seq.row(num_new, self._block_size)
-            samples = row.output_index >= 0
-            rows.append(row)
-            scheduled.append(_Scheduled(seq, seq.handle, num_new, samples, seq.in_prefill))
-            seq.scheduled += num_new
-            if samples:
-                seq.pending.append(FromStep(self._steps, index))
-        plan = StepPlan(
-            step=self._steps,
-            rows=tuple(rows),
-            started=tuple(seq.start_info() for seq in started),
-            ended=tuple(self._ended_handles),
-        )
-        self._ended_handles.clear()
-        self._in_flight.append((self._steps, scheduled))
-        self._steps += 1
-        self.stats.computed_tokens += sum(chosen.values())
-        return plan
-
-    def _take(self, row: _Scheduled, answer: RowResult) -> Gain | None:
-        seq = row.sequence
-        if not answer.finite or (row.samples and not 0 <= answer.token < self._vocab_size):
-            self.stats.nonfinite_rows += 1
-            self.end(seq)
-            return Gain(seq, finish="error")
-        seq.computed += row.num_new
-        if row.samples:
-            seq.pending.popleft()
-            seq.ids.append(answer.token)
-            self.stats.generated_tokens += 1
-        self._running.register(seq)
-        if seq.wants_prompt_logprobs:
-            seq.prompt_logprobs += answer.prompt_logprobs
-        if not row.samples and (seq.limit > 0 or seq.computed < len(seq.ids)):
-            return None  # a chunk of a prompt that is not done
-        prompt_logprobs = tuple(seq.prompt_logprobs)
-        seq.prompt_logprobs.clear()
-        seq.wants_prompt_logprobs = False
-        finish = ""
-        stopped = row.samples and answer.token in seq.stop_ids
-        if stopped:
-            finish = "stop"
-        elif seq.num_output >= seq.limit:
-            finish = "length"
-        if finish:
-            self.end(seq)
-        return Gain(
-            seq,
-            ids=(answer.token,) if row.samples else (),
-            logprobs=(answer.logprobs,) if answer.logprobs else (),
-            finish=finish,
-            stop_token=answer.token if stopped else -1,
-            prompt_logprobs=prompt_logprobs,
-        )
+        self._in_flight.ended(seq.handle)
 
     def _uncached(self, seq: Sequence) -> int:
         """Tokens a waiting sequence will have to compute, as far as is known."""

@@ -9,8 +9,8 @@ from rtp.core.commands import Command, Send
 from rtp.core.messages import AckItem, FirstToken, TokenRun, Tokens
 from rtp.core.types import FrontendId
 from rtp.core.worker.attempts import Attempts
-from rtp.core.worker.batcher import Gain
 from rtp.core.worker.ends import Ends
+from rtp.core.worker.in_flight import Gain
 from rtp.core.worker.rank import Rank
 from rtp.core.worker.reports import Reports
 from rtp.core.worker.sequence import Sequence

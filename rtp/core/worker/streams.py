@@ -8,7 +8,7 @@ from itertools import islice
 from rtp.core.messages import TokenRun
 from rtp.core.steps import TokenLogprobs
 from rtp.core.types import FrontendId, RequestId
-from rtp.core.worker.batcher import Gain
+from rtp.core.worker.in_flight import Gain
 from rtp.core.worker.sequence import Sequence
 
 

@@ -37,11 +37,12 @@ from rtp.core.messages import (
 from rtp.core.ports import Capacity
 from rtp.core.types import FrontendId
 from rtp.core.worker.attempts import Attempts
-from rtp.core.worker.batcher import Batcher, Gain
+from rtp.core.worker.batcher import Batcher
 from rtp.core.worker.checks import MAX_NUMBER, refusal
 from rtp.core.worker.delivery import Delivery
 from rtp.core.worker.ends import Ends
 from rtp.core.worker.graves import Graves
+from rtp.core.worker.in_flight import Gain
 from rtp.core.worker.rank import Rank
 from rtp.core.worker.reports import Reports, status_table
 from rtp.core.worker.sequence import sequences
