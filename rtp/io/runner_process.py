@@ -88,10 +88,15 @@ class RunnerHandle(Protocol):
     async def close(self) -> None: ...
 
 
-WAITING_THREADS = {"GOMP_SPINCOUNT": "5000"}
-"""How long threads of a pool spin at a barrier before they sleep. OpenMP's default takes the core
-for milliseconds from whatever the others wait for: beside one busy neighbour on two cores a decode
-step took 150 to 430 ms, with this 80, sleeping at once 22. On quiet cores: 14, 14 and 20 ms."""
+NATIVE = {"GOMP_SPINCOUNT": "5000", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
+"""How the native libraries of a rank behave, where the environment does not say otherwise.
+
+Threads spin at a barrier for a moment and then sleep: OpenMP's default takes the core for
+milliseconds from whatever the others wait for. Beside one busy neighbour on two cores a decode step
+took 150 to 430 ms, with this 80, sleeping at once 22; on quiet cores 14, 14 and 20 ms.
+oneDNN keeps a kernel for every number of rows it has met, by default 1,024: 600 MB under mixed
+traffic for no measurable speed.
+"""
 
 
 class RunnerProcess:
@@ -115,7 +120,7 @@ class RunnerProcess:
                 *(sys.executable, "-m", "rtp.rank"),
                 *(str(theirs.fileno()), str(os.getpid())),
                 pass_fds=(theirs.fileno(),),
-                env=WAITING_THREADS | os.environ | dict.fromkeys(names, threads),
+                env=NATIVE | os.environ | dict.fromkeys(names, threads),
             )
         self.pid = self._process.pid
         loop = asyncio.get_running_loop()
