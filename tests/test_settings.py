@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rtp.config import LocalConfig, MasterConfig, Settings, WorkerConfig
+from rtp.core import plugins
 from rtp.core.errors import ConfigError
 from rtp.core.types import Role
 from rtp.master import read_keys
@@ -135,7 +136,7 @@ def test_help_tells_every_field(kind: type[Settings], capsys: pytest.CaptureFixt
     assert "--parent" not in text
     assert re.search(r"--drain-s SECONDS +How long Ctrl-C or SIGTERM", text)
     if kind is not WorkerConfig:
-        assert "least_loaded, predicted_ttft" in " ".join(text.split())
+        assert ", ".join(plugins.names("routing")) in " ".join(text.split())
     if kind is not MasterConfig:
         assert "--chunk-while-decoding TOKENS" in text
         assert "--steps-in-flight STEPS" in text

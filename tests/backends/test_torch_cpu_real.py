@@ -13,16 +13,18 @@ import pytest
 
 from rtp.backends.model.runner import ModelRunner
 from rtp.backends.torch_cpu import build
-from rtp.backends.weights.fetch import cached_path
 from rtp.core.steps import Known, Row, SequenceStart, StepPlan
 from rtp.core.types import SamplingParams, pack_ids
 from tests.backends.make_references import MODEL, NUM_OUTPUTS
+from tests.support.checkpoints import smollm2_path
 from tests.support.references import NEAR_TIE, Stored, stored
 from tests.support.runners import Driver, Request
 
-in_cache = pytest.mark.skipif(
-    not cached_path(MODEL).exists(), reason=f"{MODEL} is not in the cache"
-)
+
+@pytest.fixture(autouse=True, scope="module")
+def model_is_here() -> None:
+    """Fetched at first use; skipped where it cannot be had."""
+    smollm2_path()
 
 
 @cache
@@ -76,7 +78,6 @@ def assert_equal(requests: list[Request], references: list[Stored], num_outputs:
         assert request.output == reference.output[:num_outputs]
 
 
-@in_cache
 def test_references_have_no_near_ties():
     assert len(stored()) == 20
     for reference in stored():
@@ -84,7 +85,6 @@ def test_references_have_no_near_ties():
         assert min(reference.gaps) > NEAR_TIE
 
 
-@in_cache
 @pytest.mark.parametrize("mode", ["mixed", "shared"])
 def test_first_tokens_are_those_of_transformers(mode: str):
     references = [stored()[i] for i in (0, 4, 17, 18)]

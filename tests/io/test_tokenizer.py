@@ -14,7 +14,6 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rtp.backends.weights.fetch import cached_path
 from rtp.backends.weights.formats import open_checkpoint
 from rtp.core.errors import ConfigError, TemplateError
 from rtp.core.frontend.stops import StopStrings
@@ -22,6 +21,7 @@ from rtp.core.frontend.text import ChoiceText
 from rtp.core.types import unpack_ids
 from rtp.io import chat_template
 from rtp.io.tokenizer import Tokenizer
+from tests.support.checkpoints import smollm2_path
 from tests.support.tokenizers import (
     BOS,
     CHATML,
@@ -336,10 +336,7 @@ def test_a_message_that_the_template_hides_cannot_be_continued() -> None:
 
 
 def test_the_tokenizer_of_a_real_model_is_exact_and_streams() -> None:
-    path = cached_path("smollm2-135m")
-    if not path.exists():
-        pytest.skip("smollm2-135m is not in the cache")
-    files = open_checkpoint(path).tokenizer
+    files = open_checkpoint(smollm2_path()).tokenizer
     tokenizer = Tokenizer(
         a_card(
             files.tokenizer_json,
