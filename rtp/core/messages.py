@@ -249,6 +249,8 @@ class Grant(Message, frozen=True, tag=12):
     """Tokens expected in the rank's cache."""
     lease_s: float
     """Submit within this time or ask again."""
+    held: bool = False
+    """It waited on purpose, for a busy rank that had its prefix."""
 
 
 class WorkerLost(Message, frozen=True, tag=13):

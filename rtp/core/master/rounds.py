@@ -189,6 +189,7 @@ class Rounds:
             rank=rank,
             matched_tokens=choice.matched_tokens,
             lease_s=self._lease_s,
+            held=waiting.hold_number > 0,
         )
         expected = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
         booking = Booking(

@@ -159,9 +159,12 @@ def test_a_request_is_held_for_a_busy_rank_when_that_is_predicted_to_be_sooner()
     assert fleet.grant(request) is None
     assert fleet.master.overview(fleet.now)["queue"]["held"] == 1
     other = fleet.ask(100)
-    assert fleet.grant(other).worker_id == "idle", "it blocks nobody"
+    at_once = fleet.grant(other)
+    assert at_once.worker_id == "idle", "it blocks nobody"
     fleet.report(fleet.workers["busy"], prefill_tokens=0)
-    assert fleet.grant(request).worker_id == "busy"
+    late = fleet.grant(request)
+    assert late.worker_id == "busy"
+    assert late.held and not at_once.held
     assert fleet.master.overview(fleet.now)["queue"]["held"] == 0
 
 
