@@ -164,7 +164,8 @@ def test_a_request_is_held_for_a_busy_rank_when_that_is_predicted_to_be_sooner()
     fleet.report(fleet.workers["busy"], prefill_tokens=0)
     late = fleet.grant(request)
     assert late.worker_id == "busy"
-    assert late.held and not at_once.held
+    assert late.held
+    assert not at_once.held
     assert fleet.master.overview(fleet.now)["queue"]["held"] == 0
 
 
