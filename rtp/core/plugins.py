@@ -11,7 +11,9 @@ import inspect
 import pkgutil
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from rtp.core.errors import ConfigError
 
@@ -58,13 +60,55 @@ def check(kind: str, name: str) -> list[str]:
 
 
 def build(kind: str, name: str, **params: Any) -> Any:  # Any: each kind has a protocol of its own
-    """Makes the plugin. Raises ConfigError when it cannot run here or a parameter does not fit."""
+    """Makes the plugin. Raises ConfigError, naming what it takes, when it cannot run here, when a
+    parameter is none of its own or not of the type its annotation says, or when a policy refuses
+    its values."""
     reasons = check(kind, name)
     if reasons:
         raise ConfigError(f"{kind} {name!r} cannot run here: {'; '.join(reasons)}")
-    make = module(kind, name).build
+    make = getattr(module(kind, name), "build", None)
+    if make is None:
+        raise ConfigError(f"{kind} {name!r} has no build(), so it is no plugin")
     try:
         inspect.signature(make).bind(**params)
     except TypeError as error:
-        raise ConfigError(f"{kind} {name!r}: {error}; build{inspect.signature(make)}") from None
-    return make(**params)
+        raise ConfigError(f"{kind} {name!r}: {error}; {_accepted(make)}") from None
+    hints = _hints(make)
+    typed = {key: _typed(kind, name, make, key, value, hints) for key, value in params.items()}
+    if kind == "backend":  # one that is built reads files and devices: its errors are not about us
+        return make(**typed)
+    try:
+        return make(**typed)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{kind} {name!r}: {error}; {_accepted(make)}") from error
+
+
+def _typed(
+    kind: str, name: str, make: Any, key: str, value: object, hints: dict[str, Any]
+) -> object:
+    """The value as its annotation wants it (1 for a float is 1.0). What msgspec does not know is
+    left to the plugin."""
+    try:
+        return msgspec.convert(value, hints.get(key, Any))
+    except msgspec.ValidationError:
+        wanted = inspect.formatannotation(hints[key])
+        raise ConfigError(
+            f"{kind} {name!r}: {key} wants {wanted}, not {value!r}; {_accepted(make)}"
+        ) from None
+    except TypeError:
+        return value
+
+
+def _hints(make: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(make)
+    except NameError:  # imported for type checkers only
+        return {}
+
+
+def _accepted(make: Any) -> str:
+    """The end of a sentence: it takes lam: float = 1.0."""
+    accepted = [
+        str(parameter).replace("'", "") for parameter in inspect.signature(make).parameters.values()
+    ]
+    return f"it takes {', '.join(accepted) or 'no parameters'}"

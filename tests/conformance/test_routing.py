@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rtp.core import plugins
-from rtp.core.errors import ConfigError
 from rtp.core.master.predictor import RankPredict
 from rtp.core.policy import Candidates, Query, Routing
 
@@ -105,8 +104,3 @@ def test_the_order_of_ranks_that_are_not_offered_does_not_matter(name: str):
     one = plugins.build("routing", name).score(a_query(3), offered, predict(12))
     two = plugins.build("routing", name).score(a_query(3), offered, predict(12))
     assert np.array_equal(one, two)
-
-
-def test_an_unknown_parameter_is_an_error_that_shows_the_known_ones(name: str):
-    with pytest.raises(ConfigError, match="build"):
-        plugins.build("routing", name, no_such_parameter=1)

@@ -10,9 +10,11 @@ quiet fleet would decode everything on the one rank that happened to see a share
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
+from rtp.core.errors import ConfigError
 from rtp.core.policy import Candidates, Predict, Query, Routing
 from rtp.core.types import FloatArray
 
@@ -47,4 +49,8 @@ class PredictedTtft:
 
 
 def build(lam: float = LAM, excess: float = EXCESS) -> Routing:
+    if not (0 <= lam < inf and 0 <= excess < inf):
+        raise ConfigError(
+            f"predicted_ttft takes finite lam and excess from 0 up, not {lam}, {excess}"
+        )
     return PredictedTtft(lam, excess)
