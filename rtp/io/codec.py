@@ -15,15 +15,18 @@ from rtp.core.messages import (
     Cancel,
     Delta,
     Fence,
+    Grant,
     Message,
     Now,
     Poll,
+    Refuse,
     Register,
     Rejected,
     Snapshot,
     Status,
     Submit,
     Tokens,
+    WorkerLost,
 )
 from rtp.core.types import HASH_BYTES
 
@@ -36,6 +39,8 @@ ToMaster = Status | Now | Delta | Snapshot
 ToWorker = Poll | Fence
 FromFrontend = Submit | Ack | Cancel
 ToFrontend = Tokens | Rejected
+FromAsker = Ask | Cancel
+ToAsker = Grant | Refuse | WorkerLost
 
 T = TypeVar("T")
 _LENGTH = Struct(">I")
@@ -139,6 +144,14 @@ def _changes(m: Delta | Snapshot) -> str:
     return _hashes(*(h for c in m.changes for h in (c.added, c.removed)))
 
 
+def _ask(m: Ask) -> str:
+    if min(m.num_tokens, m.n) < 1 or m.max_tokens < 0:
+        return "a prompt, a choice and no negative output are needed"
+    if not (m.deadline_s >= 0 and (m.ttft_timeout_s is None or m.ttft_timeout_s >= 0)):
+        return "times to wait are seconds from now"
+    return _hashes(m.hashes)
+
+
 def _submit(m: Submit) -> str:
     return _ids(m.prompt, *(c.output for c in m.choices)) or _hashes(m.hashes)
 
@@ -148,6 +161,6 @@ _CHECKS: dict[type[Message], Any] = {  # Any: each check takes its own type
     Status: _status,
     Delta: _changes,
     Snapshot: _changes,
-    Ask: lambda m: _hashes(m.hashes),
+    Ask: _ask,
     Submit: _submit,
 }

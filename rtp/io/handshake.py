@@ -6,9 +6,12 @@ the connection its meaning (kind, worker, epoch, term or frontend), so that no p
 replayed or turned around:
 
     dialler -> GET /link  Upgrade: rtp/1, RTP-* headers with its claim and its nonce
-    worker  -> 101        RTP-Nonce, RTP-Proof = HMAC(secret, "worker" | claim | nonces)
-    dialler -> 32 raw bytes           HMAC(secret, "dialler" | claim | nonces), then frames both
-    ways
+    worker  -> 101        RTP-Nonce, RTP-Proof = HMAC(secret, "worker" | claim | about | nonces)
+    dialler -> 32 raw bytes           HMAC(secret, "dialler" | claim | about | nonces), then frames
+    both ways
+
+A frontend dials the Master in the same way ("ask"): it claims the highest term it knows, and
+RTP-About of the answer is the Master's own.
 
 A registration carries the Master's challenge, which is new with each Master process; within one
 Master an older epoch of a worker is refused. So no clock is compared.
@@ -28,6 +31,11 @@ from rtp.core.errors import ConfigError, ProtocolError
 from rtp.io.codec import WIRE_VERSION
 
 UPGRADE = "rtp/1"
+ASK_KIND = "ask"
+MASTER = "master"
+"""Whom an "ask" claims to speak to; there is one, wherever it is."""
+PATHS = {"link": "/link", "stream": "/stream", ASK_KIND: "/internal/ask"}
+"""Where each kind of connection is asked for."""
 PROOF_BYTES = 32
 SECRET_BYTES = 32
 
@@ -37,11 +45,13 @@ class Claim:
     """What a connection is to be, as the dialler says and both prove."""
 
     kind: str
-    """"link" or "stream"."""
+    """"link", "stream" or "ask"."""
     worker_id: str
+    """Who is dialled: a worker, or MASTER (ask)."""
     epoch: int
+    """Of the worker; the highest term of a Master the frontend has met (ask)."""
     peer: str
-    """Term of the Master (link), or frontend id (stream)."""
+    """Term of the Master (link), or frontend id (stream, ask)."""
     nonce: str
 
     def headers(self) -> dict[str, str]:
@@ -76,10 +86,14 @@ def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def connection_proof(secret: bytes, side: str, claim: Claim, answer_nonce: str) -> bytes:
-    """32 bytes; side is "worker" or "dialler"."""
-    parts = (side, claim.kind, claim.worker_id, str(claim.epoch), claim.peer)
-    return _proof(secret, *(p.encode() for p in parts), claim.nonce.encode(), answer_nonce.encode())
+def connection_proof(
+    secret: bytes, side: str, claim: Claim, answer_nonce: str, about: str = ""
+) -> bytes:
+    """32 bytes; side is "worker" (who is dialled, a Master too) or "dialler". about: what the
+    dialled side says of itself."""
+    parts = [side, claim.kind, claim.worker_id, str(claim.epoch), claim.peer]
+    parts += [about] if about else []
+    return _proof(secret, *(p.encode() for p in [*parts, claim.nonce, answer_nonce]))
 
 
 def body_proof(secret: bytes, purpose: str, nonce: str, body: bytes) -> str:

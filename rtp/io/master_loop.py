@@ -1,5 +1,5 @@
-"""The asyncio driver of core.master: registrations in, links out, a frontend in the same
-process."""
+"""The asyncio driver of core.master: registrations and frontends in, links out, a frontend in the
+same process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import aiohttp
-import msgspec
 from aiohttp import web
 
 from rtp.core.card import ModelCard
@@ -25,25 +24,29 @@ from rtp.core.messages import (
     Status,
 )
 from rtp.core.types import FrontendId, WorkerId
+from rtp.io.ask_link import AskLinks
 from rtp.io.driver import Core, Driver, fault_note
 from rtp.io.frontend_loop import FrontendLoop
 from rtp.io.handshake import new_nonce
+from rtp.io.model_offers import Shelf, fetch_card
 from rtp.io.name_service import StaticNames
-from rtp.io.registration import CHALLENGE, REGISTER_PATH, TIMEOUT, ask_headers, receive
+from rtp.io.registration import CHALLENGE, REGISTER_PATH, ask_headers, receive
 from rtp.io.reminder import Reminder
 from rtp.io.worker_link import Links
 
 CARD_RETRY_S = 1.0
 MAX_REGISTERS = 4096
-MAX_CARD_BYTES = 64 << 20
 
 
 class MasterCore(Core, Protocol):
     def refusal(self, worker_id: WorkerId, epoch: int) -> str: ...
 
+    def models(self) -> dict[str, bool]: ...
+
 
 class MasterLoop:
-    """Drives one Master. Build inside the running loop, then join() the frontend and start().
+    """Drives one Master. Build inside the running loop, then join() a frontend, if one lives in
+    this process, and start(). Others dial.
 
     on_card(card): the model of a worker, once per new card.  on_note: gets every Note.
     """
@@ -69,6 +72,8 @@ class MasterLoop:
             secret=secret, term=term, on_event=self._from_links, on_closed=self._link_closed
         )
         self._frontends: dict[str, FrontendLoop] = {}
+        self._asks = AskLinks(secret=secret, term=term, on_event=self.driver.tell, on_note=on_note)
+        self._shelf = Shelf(secret, core.models)
         self._registers: dict[WorkerId, Register] = {}
         self._linked: dict[WorkerId, str] = {}
         self._cards: dict[str, asyncio.Task[None]] = {}
@@ -76,8 +81,9 @@ class MasterLoop:
         self._names: StaticNames | None = None
 
     def routes(self) -> list[web.RouteDef]:
-        """Where workers register; to be added to the process's HTTP server."""
-        return [web.post(REGISTER_PATH, self._register_route)]
+        """Where workers register and frontends dial; to be added to the process's HTTP server."""
+        register = web.post(REGISTER_PATH, self._register_route)
+        return [register, self._asks.route(), *self._shelf.routes()]
 
     def join(self, frontend: FrontendLoop) -> None:
         """A frontend in this process: what it and the Master tell each other are function calls."""
@@ -98,7 +104,12 @@ class MasterLoop:
                 on_register=self.register,
             )
 
+    def hang_up_frontends(self) -> None:
+        """Ends their connections before the HTTP server that carries them ends; no more come."""
+        self._asks.close()
+
     async def close(self) -> None:
+        self._asks.close()
         self.driver.close()
         self._links.close()
         if self._names is not None:
@@ -182,13 +193,15 @@ class MasterLoop:
         last = ""
         while True:
             try:
+                url = f"http://{register.address}/card"
                 headers = ask_headers(self._secret, self._challenge, "/card")
-                card = await get_card(self._session, register, headers)
+                card = await fetch_card(self._session, url, register.card, headers)
             except (aiohttp.ClientError, OSError, TimeoutError, ProtocolError) as error:
                 if str(error) != last:
                     last = str(error)
                     self._note("card.failed", worker_id=register.worker_id, reason=last)
             else:
+                self._shelf.put(card)
                 self._on_card(card)
                 return
             await asyncio.sleep(CARD_RETRY_S)
@@ -205,9 +218,10 @@ class MasterLoop:
         match command:
             case Send(peer=peer, message=message):
                 frontend = self._frontends.get(peer)
+                # The core answers frontends with answers and tells workers what is for workers.
                 if frontend is not None:
-                    frontend.from_master(message)  # type: ignore[arg-type]  # the core answers asks
-                else:
+                    frontend.from_master(message)  # type: ignore[arg-type]
+                elif not self._asks.send(peer, message):  # type: ignore[arg-type]
                     self._links.send(WorkerId(peer), message)  # type: ignore[arg-type]
             case Dial(worker_id=worker_id, epoch=epoch, address=address):
                 self._linked.pop(worker_id, None)
@@ -228,22 +242,3 @@ class MasterLoop:
 
     def _note(self, event: str, **fields: object) -> None:
         self._on_note(Note(event, fields))
-
-
-async def get_card(
-    session: aiohttp.ClientSession, register: Register, headers: dict[str, str]
-) -> ModelCard:
-    """The card a worker serves. Raises ProtocolError unless its digest is the registered one, which
-    was proved; so the card needs no proof of its own."""
-    url = f"http://{register.address}/card"
-    async with session.get(url, headers=headers, timeout=TIMEOUT) as answer:
-        body = await answer.content.read(MAX_CARD_BYTES)
-        while len(body) < MAX_CARD_BYTES and (more := await answer.content.read(MAX_CARD_BYTES)):
-            body += more
-    try:
-        card = msgspec.msgpack.decode(body, type=ModelCard)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"not a model card: {error}") from None
-    if card.digest() != register.card:
-        raise ProtocolError("the card is not the registered one")
-    return card

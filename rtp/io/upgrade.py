@@ -14,6 +14,7 @@ from rtp.core.errors import ProtocolError
 from rtp.io import addresses
 from rtp.io.connection import FrameConnection
 from rtp.io.handshake import (
+    PATHS,
     PROOF_BYTES,
     UPGRADE,
     Claim,
@@ -23,6 +24,7 @@ from rtp.io.handshake import (
     same,
 )
 
+ABOUT = "rtp-about"
 MAX_HEAD_BYTES = 8192
 HANDSHAKE_S = 3.0
 PROBE_AFTER_S = 5
@@ -47,7 +49,7 @@ class Refused(ProtocolError):
     """The other side answered and said no, or nobody listens there."""
 
 
-# ---------------------------------------------------------------- the worker's side
+# ---------------------------------------------------------------- the side that is dialled
 
 
 async def accept(
@@ -56,25 +58,28 @@ async def accept(
     secret: bytes,
     admit: Callable[[Claim], str],
     opened: Callable[[Claim], FrameConnection],
+    about: str = "",
 ) -> web.StreamResponse:
     """Turns a request into a frame connection and returns when that has closed.
 
     admit(claim): why the claim is refused ('' if it is not), asked before the dialler has proved
-    anything, and again after.  opened(claim): makes the connection, once proved.
+    anything, and again after.  opened(claim): makes the connection, once proved.  about: what the
+    dialler is told of this side, proved with the rest.
     """
     claim = read_claim(kind, {k.lower(): v for k, v in request.headers.items()})
     refusal = admit(claim)
     if refusal:
         return web.Response(status=409, text=refusal)
     nonce = new_nonce()
-    proof = connection_proof(secret, "worker", claim, nonce).hex()
+    proof = connection_proof(secret, "worker", claim, nonce, about).hex()
+    said = f"RTP-About: {about}\r\n" if about else ""
     http = request.protocol
     transport = cast(asyncio.Transport, request.transport)
     transport.write(
         f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: {UPGRADE}\r\nConnection: Upgrade\r\n"
-        f"RTP-Nonce: {nonce}\r\nRTP-Proof: {proof}\r\n\r\n".encode()
+        f"{said}RTP-Nonce: {nonce}\r\nRTP-Proof: {proof}\r\n\r\n".encode()
     )
-    gate = _Gate(http, connection_proof(secret, "dialler", claim, nonce))
+    gate = _Gate(http, connection_proof(secret, "dialler", claim, nonce, about))
     transport.set_protocol(gate)
     try:
         async with asyncio.timeout(HANDSHAKE_S):
@@ -141,7 +146,7 @@ class _Gate(asyncio.Protocol):
 
 def request_head(claim: Claim, address: str) -> bytes:
     """The GET that asks for the upgrade."""
-    lines = [f"GET /{claim.kind} HTTP/1.1", f"Host: {address}"]
+    lines = [f"GET {PATHS[claim.kind]} HTTP/1.1", f"Host: {address}"]
     lines += [f"{name}: {value}" for name, value in claim.headers().items()]
     if any(c in value for value in claim.headers().values() for c in "\r\n"):
         raise ProtocolError("a name with a line break cannot be dialled")
@@ -149,23 +154,28 @@ def request_head(claim: Claim, address: str) -> bytes:
 
 
 def read_answer(head: bytes, secret: bytes, claim: Claim) -> bytes:
-    """Checks the worker's answer (without the blank line); returns the proof to send. Raises
-    Refused when it is no 101, ProtocolError when its proof is wrong."""
-    lines = head.decode("latin-1").split("\r\n")
-    status = lines[0].split(" ", 2)
-    headers = {k.strip().lower(): v.strip() for k, _, v in (x.partition(":") for x in lines[1:])}
-    if len(status) < 2 or status[1] != "101":
-        raise Refused(f"{claim.kind} to {claim.worker_id} refused: {lines[0]}")
-    nonce = headers.get("rtp-nonce", "")
-    expected = connection_proof(secret, "worker", claim, nonce).hex()
+    """Checks the answer (without the blank line); returns the proof to send. Raises Refused when it
+    is no 101, ProtocolError when its proof is wrong."""
+    status, headers = _head(head)
+    if status.split(" ", 2)[1:2] != ["101"]:
+        raise Refused(f"{claim.kind} to {claim.worker_id} refused: {status}")
+    nonce, about = headers.get("rtp-nonce", ""), headers.get(ABOUT, "")
+    expected = connection_proof(secret, "worker", claim, nonce, about).hex()
     if not same(headers.get("rtp-proof", ""), expected):
         raise ProtocolError(f"{claim.worker_id} does not hold this cluster's secret")
-    return connection_proof(secret, "dialler", claim, nonce)
+    return connection_proof(secret, "dialler", claim, nonce, about)
 
 
-async def dial(address: str, claim: Claim, secret: bytes, connection: FrameConnection) -> None:
-    """Opens a proved connection to a worker. Raises Refused, ProtocolError, OSError or
-    TimeoutError; the connection then never opened and its on_closed is not called."""
+def _head(head: bytes) -> tuple[str, dict[str, str]]:
+    """Status line, and headers under lower-cased names."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    return first, {k.strip().lower(): v.strip() for k, _, v in (x.partition(":") for x in lines)}
+
+
+async def dial(address: str, claim: Claim, secret: bytes, connection: FrameConnection) -> str:
+    """Opens a proved connection; returns what the other side says of itself ("" of a worker).
+    Raises Refused, ProtocolError, OSError or TimeoutError; the connection then never opened and its
+    on_closed is not called."""
     host, port = addresses.split(address)
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(HANDSHAKE_S):
@@ -175,7 +185,8 @@ async def dial(address: str, claim: Claim, secret: bytes, connection: FrameConne
             raise Refused(f"nobody listens at {address}") from error
         try:
             transport.write(request_head(claim, address))
-            proof = read_answer(await waiting.head, secret, claim)
+            head = await waiting.head
+            proof = read_answer(head, secret, claim)
         except BaseException:
             transport.abort()
             raise
@@ -186,6 +197,7 @@ async def dial(address: str, claim: Claim, secret: bytes, connection: FrameConne
         connection.connection_lost(None)
     elif waiting.rest:
         connection.data_received(bytes(waiting.rest))
+    return _head(head)[1].get(ABOUT, "")
 
 
 class _Dialling(asyncio.Protocol):

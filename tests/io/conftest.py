@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-BOTH = {"test_driver", "test_link", "test_stream"}
+BOTH = {"test_ask_link", "test_driver", "test_link", "test_stream"}
 
 
 def pytest_asyncio_loop_factories(

@@ -156,6 +156,10 @@ class Master:
         """Why this life of a worker, which has registered, is not taken; "" where it is."""
         return self.fleet.members.refusal(worker_id, epoch)
 
+    def models(self) -> dict[str, bool]:
+        """The models there are or were, and whether a rank of each may get work now."""
+        return {model: len(pool.rows) > 0 for model, pool in self.fleet.pools.items()}
+
     def idle(self) -> bool:
         """No request waits, nothing is charged."""
         return not self.intake.waiting and self.ledger.idle()
