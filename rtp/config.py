@@ -32,6 +32,15 @@ def option(default: Any, doc: str, group: str, unit: str = "") -> Any:  # Any: a
     return Field(default, description=doc, json_schema_extra={"group": group, "unit": unit})
 
 
+def checked_address(text: str) -> str:
+    """For validators: the text, where it is a URL or host:port."""
+    try:
+        addresses.normal(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
 class Settings(BaseModel):
     """Base: frozen, unknown keys are errors."""
 
@@ -136,6 +145,9 @@ class Scheduling(Settings):
 class MasterConfig(Public, Scheduling):
     """`python -m rtp.master`: the Master, a frontend and the HTTP API in one process."""
 
+    frontend: bool = option(
+        True, "Serve clients here; false leaves them to rtp.frontend processes.", "server"
+    )
     workers: tuple[str, ...] = option(
         (),
         "Addresses of workers to ask, comma separated; others register themselves.",
@@ -145,6 +157,21 @@ class MasterConfig(Public, Scheduling):
     drain_s: Seconds = option(
         10.0, "How long Ctrl-C or SIGTERM lets running requests go on.", "process"
     )
+
+
+class FrontendConfig(Public):
+    """`python -m rtp.frontend`: the HTTP API in a process of its own; it keeps nothing."""
+
+    port: Port = option(8001, "Port of the HTTP API; 0 takes a free one.", "server")
+    master: str = option("http://127.0.0.1:8000", "Where the Master is.", "cluster", "URL")
+    drain_s: Seconds = option(
+        10.0, "How long Ctrl-C or SIGTERM lets running requests go on.", "process"
+    )
+
+    @field_validator("master")
+    @classmethod
+    def _is_an_address(cls, text: str) -> str:
+        return checked_address(text)
 
 
 class Model(Settings):
@@ -209,12 +236,7 @@ class WorkerConfig(Process, Model):
     @field_validator("master", "advertise")
     @classmethod
     def _is_an_address(cls, text: str) -> str:
-        try:
-            if text:
-                addresses.normal(text)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return text
+        return checked_address(text) if text else text
 
     def _missing_keys(self) -> Iterator[str]:
         yield from super()._missing_keys()

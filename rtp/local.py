@@ -16,12 +16,12 @@ from typing import Any
 import aiohttp
 import uvloop
 
+from rtp.api import read_keys
 from rtp.config import LocalConfig
 from rtp.core.errors import RtpError
 from rtp.io import addresses
 from rtp.io.handshake import read_secret
 from rtp.io.runner_process import die_with
-from rtp.master import read_keys
 from rtp.progress import Progress
 from rtp.serving import listen
 from rtp.settings import from_command_line, to_flags

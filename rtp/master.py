@@ -1,41 +1,34 @@
-"""`python -m rtp.master`: the Master, and in the same process a frontend with the HTTP API."""
+"""`python -m rtp.master`: the Master, and in the same process a frontend with the HTTP API, unless
+all frontends are to be apart (rtp.frontend)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import os
-import secrets
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import uvloop
 from aiohttp import web
 
+from rtp.api import Api
 from rtp.config import MasterConfig
 from rtp.core import plugins
-from rtp.core.card import ModelCard
 from rtp.core.commands import Note
-from rtp.core.errors import ConfigError, RtpError
-from rtp.core.frontend.frontend import Frontend
+from rtp.core.errors import RtpError
 from rtp.core.master.master import Master
 from rtp.core.messages import Ask, Cancel
-from rtp.core.ports import Detokenizer
-from rtp.core.types import FrontendId, RequestId
+from rtp.core.types import RequestId
 from rtp.io import addresses, logs
 from rtp.io.clock import LoopWatch, now
-from rtp.io.frontend_loop import FrontendLoop
 from rtp.io.handshake import read_secret
-from rtp.io.http_frontend import make_app
 from rtp.io.http_server import make_runner
 from rtp.io.master_loop import MasterLoop
 from rtp.io.metrics import Metrics
 from rtp.io.ratchet import next_number
 from rtp.io.runner_process import die_with
-from rtp.io.tokenizer import Tokenizer
 from rtp.serving import listen, until_signal
 from rtp.settings import from_command_line
 
@@ -61,7 +54,6 @@ class MasterServer:
             term, reason = next_number(config.state / "term")
             if reason:
                 self._on_note(Note("term.not_kept", {"term": term, "reason": reason}))
-        self._tokenizers: dict[str, Tokenizer] = {}
         routing = plugins.build("routing", config.routing.name, **config.routing.params)
         self._core = Master(
             term,
@@ -70,30 +62,23 @@ class MasterServer:
             max_queue_tokens=config.max_queue_tokens,
             ttft_limit_s=config.max_ttft_s,
         )
-        self.loop = MasterLoop(
-            self._core, secret=secret, term=term, on_card=self._on_card, on_note=self._on_note
-        )
-        frontend_id = FrontendId(f"frontend-{secrets.token_hex(4)}")
-        self._requests = Frontend(frontend_id, self._detokenizer)
-        self.frontend = FrontendLoop(
-            self._requests,
-            frontend_id=frontend_id,
-            secret=secret,
+        self._api = Api(
+            config,
+            secret,
+            metrics=self.metrics,
             to_master=self._to_master,
             on_note=self._on_note,
         )
+        self.loop = MasterLoop(
+            self._core, secret=secret, term=term, on_card=self._api.offer, on_note=self._on_note
+        )
+        self.frontend = self._api.loop
+        self._requests = self._api.requests
         self._listener = listen(config.host, config.port)
-        app = make_app(
-            self.frontend,
-            codec_of=lambda card: self._tokenizer(card.model),
+        app = self._api.app(
             overview=self.overview,
             placement=lambda request_id: self._core.placement(RequestId(request_id)),
-            metrics=self.metrics,
-            secret=secret,
-            api_key=os.environ.get("RTP_API_KEY"),
-            admin_key=os.environ.get("RTP_ADMIN_KEY"),
-            tenants=read_keys(config.api_key_file) if config.api_key_file else None,
-            max_body_bytes=config.max_body_bytes,
+            clients=config.frontend,
         )
         app.add_routes(self.loop.routes())
         self._runner = make_runner(app)
@@ -102,7 +87,8 @@ class MasterServer:
 
     async def start(self) -> None:
         """Serves; workers may come from now on."""
-        self.loop.join(self.frontend)
+        if self._config.frontend:
+            self.loop.join(self.frontend)
         await self.loop.start([addresses.normal(address) for address in self._config.workers])
         await self._runner.setup()
         await web.SockSite(self._runner, self._listener).start()
@@ -124,6 +110,7 @@ class MasterServer:
         """Closes everything; a client that does not read its end is not waited for."""
         self._watch.close()
         await self.frontend.drain(0)
+        self.loop.hang_up_frontends()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await self._runner.cleanup()
@@ -142,26 +129,9 @@ class MasterServer:
             workers.append({**worker, "worker_id": worker_id, "state": state, "ranks": ranks})
         facts["workers"] = workers
         facts["waiting"] = facts["queue"]["requests"]
-        facts["frontend"] = dataclasses.asdict(self._requests.counters)
+        facts["frontend"] = dataclasses.asdict(self._api.counters)
         facts["loop"] = self.loop.driver.times.as_dict()
         return facts
-
-    def _on_card(self, card: ModelCard) -> None:
-        """The tokenizer is built before the model is offered: a first request must not wait for
-        it."""
-        if card.model not in self._tokenizers:
-            try:
-                self._tokenizers[card.model] = Tokenizer(card)
-            except ConfigError as error:
-                self._on_note(Note("card.failed", {"model": card.model, "reason": str(error)}))
-                return
-        self.frontend.add_model(card)
-
-    def _tokenizer(self, model: str) -> Tokenizer:
-        return self._tokenizers[model]
-
-    def _detokenizer(self, model: str, skip_special_tokens: bool) -> Detokenizer:
-        return self._tokenizers[model].detokenizer(skip_special_tokens)
 
     def _to_master(self, message: Ask | Cancel) -> None:
         self.loop.from_frontend(self.frontend.frontend_id, message)
@@ -169,19 +139,6 @@ class MasterServer:
     def _on_note(self, note: Note) -> None:
         self._log(note)
         self.metrics.note(note.event, note.fields)
-
-
-def read_keys(path: Path) -> dict[str, str]:
-    """Key -> tenant of a file with lines `KEY` or `KEY TENANT`; blank ones and # comments are
-    skipped. Raises ConfigError."""
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file {path}: {error}") from None
-    lines = [line for line in lines if line and not line[0].startswith("#")]
-    if not lines or any(len(line) > 2 for line in lines):
-        raise ConfigError(f"api_key_file {path}: want lines of a key and, optionally, a tenant")
-    return {line[0]: line[1] if len(line) == 2 else "" for line in lines}
 
 
 async def serve(config: MasterConfig) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rtp.config import LocalConfig, MasterConfig, Settings, WorkerConfig
+from rtp.config import FrontendConfig, LocalConfig, MasterConfig, Settings, WorkerConfig
 from rtp.core import plugins
 from rtp.core.errors import ConfigError
 
@@ -165,7 +165,7 @@ def _from_environment(
     """RTP_PORT is port, RTP_ROUTING__NAME is routing.name. What another entry point reads is passed
     over, what nobody reads is a mistake."""
     known = {_variable(path): (path, field) for path, field in leaves(kind)}
-    kinds = (MasterConfig, WorkerConfig, LocalConfig)
+    kinds = (MasterConfig, FrontendConfig, WorkerConfig, LocalConfig)
     anyones = {_variable(path) for other in kinds for path, _ in leaves(other)} | OTHER_VARIABLES
     for name, text in sorted(environ.items()):
         if name in known:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rtp.config import LocalConfig, MasterConfig, Settings, WorkerConfig
+from rtp.api import read_keys
+from rtp.config import FrontendConfig, LocalConfig, MasterConfig, Settings, WorkerConfig
 from rtp.core import plugins
 from rtp.core.errors import ConfigError
 from rtp.core.types import Role
-from rtp.master import read_keys
 from rtp.settings import from_command_line, leaves, load, to_flags
 
-KINDS = [MasterConfig, WorkerConfig, LocalConfig]
+KINDS = [MasterConfig, FrontendConfig, WorkerConfig, LocalConfig]
 
 
 def test_a_later_source_wins(tmp_path: Path):
@@ -97,6 +97,7 @@ def test_the_world_is_let_in_only_with_keys(tmp_path: Path, monkeypatch: pytest.
     secret = f"--secret-file={tmp_path / 's'}"
     needs = {
         MasterConfig: ("secret_file", "api_key_file", "$RTP_API_KEY"),
+        FrontendConfig: ("secret_file", "api_key_file", "$RTP_API_KEY"),
         LocalConfig: ("secret_file", "api_key_file", "$RTP_API_KEY"),
         WorkerConfig: ("secret_file", "advertise"),
     }
@@ -105,7 +106,7 @@ def test_the_world_is_let_in_only_with_keys(tmp_path: Path, monkeypatch: pytest.
             load(kind, ["--host", "0.0.0.0"], {})
         assert [need for need in needs[kind] if need not in str(error.value)] == []
         assert "README, Security" in str(error.value)
-    for kind in (MasterConfig, LocalConfig):
+    for kind in (MasterConfig, FrontendConfig, LocalConfig):
         with pytest.raises(ConfigError, match="api_key_file"):
             load(kind, ["--host", "0.0.0.0", secret], {})
         assert load(kind, ["--host", "0.0.0.0", secret, "--api-key-file=k"], {}).host == "0.0.0.0"
@@ -121,6 +122,8 @@ def test_the_world_is_let_in_only_with_keys(tmp_path: Path, monkeypatch: pytest.
 def test_what_is_no_address_is_a_start_up_error(address: str):
     with pytest.raises(ConfigError, match="master="):
         load(WorkerConfig, ["--master", address], {})
+    with pytest.raises(ConfigError, match="master="):
+        load(FrontendConfig, ["--master", address], {})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,9 +138,9 @@ def test_help_tells_every_field(kind: type[Settings], capsys: pytest.CaptureFixt
         assert field.description, path
     assert "--parent" not in text
     assert re.search(r"--drain-s SECONDS +How long Ctrl-C or SIGTERM", text)
-    if kind is not WorkerConfig:
+    if kind in (MasterConfig, LocalConfig):
         assert ", ".join(plugins.names("routing")) in " ".join(text.split())
-    if kind is not MasterConfig:
+    if kind in (WorkerConfig, LocalConfig):
         assert "--chunk-while-decoding TOKENS" in text
         assert "--steps-in-flight STEPS" in text
         assert "--dtype {auto,bf16,fp32}" in text

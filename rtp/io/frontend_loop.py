@@ -74,9 +74,10 @@ class FrontendLoop:
         self.driver.tell(begin)
         return handle
 
-    def add_model(self, card: ModelCard) -> None:
-        """A worker offers this model; the first card of a name is the one that counts."""
-        known = self.models.setdefault(card.model, card)
+    def add_model(self, card: ModelCard, *, replace: bool = False) -> None:
+        """A model is offered; the first card of a name is the one that counts, or `replace`."""
+        known = card if replace else self.models.get(card.model, card)
+        self.models[card.model] = known
         if known.digest() != card.digest():
             self._on_note(Note("card.conflicted", {"model": card.model, "revision": card.revision}))
 

@@ -30,8 +30,10 @@ def make_app(
     frontend: Frontend,
     *,
     codec_of: Callable[[ModelCard], TextCodec],
-    overview: Callable[[], Overview],
-    placement: Callable[[str], dict[str, Any] | None],
+    overview: Callable[[], Overview] | None = None,
+    placement: Callable[[str], dict[str, Any] | None] | None = None,
+    ready: Callable[[], bool] | None = None,
+    clients: bool = True,
     metrics: Metrics,
     secret: bytes,
     api_key: str | None = None,
@@ -45,7 +47,9 @@ def make_app(
     """All public routes. Serve it with io/http_server, which sees to disconnects and keep-alive.
 
     codec_of: the tokenizer of a card, cached by the caller.  overview: the cluster as the Master
-    sees it (members: io/dashboard).  placement: the candidates a request had, or None.
+    sees it (members: io/dashboard).  placement: the candidates a request had, or None.  Where the
+    Master is elsewhere both are not given: its dashboard is where it is.  ready: whether a model
+    can be served now; else the overview's workers say so.  clients: False leaves out their routes.
     secret: seeds the block hashes.  api_key, tenants (key -> tenant name), admin_key: io/http_auth.
     """
     keys = Keys(api_key, admin_key, tenants or {})
@@ -59,20 +63,25 @@ def make_app(
     )
     generate = Generate(frontend, served, keys, metrics, limits=limits, times=times or SseTimes())
     models = Models(served)
-    dashboard = Dashboard(overview, metrics)
     metrics.watch(overview)
+
+    def served_now() -> bool:
+        if ready is not None:
+            return ready()
+        workers = overview()["workers"] if overview is not None else ()
+        return any(worker["state"] == "ready" for worker in workers)
 
     async def health(request: web.Request) -> web.Response:
         """Ready: some worker can take a request, and this server takes it."""
         if frontend.draining:
             raise stopping()
-        if not any(worker["state"] == "ready" for worker in overview()["workers"]):
+        if not served_now():
             raise no_worker()
         return web.json_response({"status": "ready"})
 
     async def root(request: web.Request) -> web.Response:
         """A browser wants the dashboard, anybody else the list of what there is."""
-        if "text/html" in request.headers.get("Accept", ""):
+        if overview is not None and "text/html" in request.headers.get("Accept", ""):
             return web.Response(status=302, headers={"Location": "/dashboard"})
         paths = sorted({resource.canonical for resource in request.app.router.resources()})
         shown = [path for path in paths if not path.startswith(INTERNAL)]
@@ -87,6 +96,7 @@ def make_app(
         return web.Response(body=metrics.text(), headers=headers)
 
     async def placed(request: web.Request) -> web.Response:
+        assert placement is not None
         found = placement(request.match_info["id"])
         if found is None:
             raise ApiError(404, "Nothing is known of this request", code="request_not_found")
@@ -118,13 +128,26 @@ def make_app(
             web.get("/health", health),
             web.get("/live", live),
             web.get("/metrics", exposition),
+        ]
+    )
+    if placement is not None:
+        app.add_routes([web.get("/v1/requests/{id}/placement", for_admin(placed))])
+    if overview is not None:
+        dashboard = Dashboard(overview, metrics)
+        app.add_routes(
+            [
+                web.get("/dashboard", for_admin(dashboard.page)),
+                web.get("/dashboard/data.json", for_admin(dashboard.data)),
+            ]
+        )
+    if not clients:
+        return app
+    app.add_routes(
+        [
             web.post("/v1/completions", generate.completions),
             web.post("/v1/chat/completions", generate.chat),
             web.get("/v1/models", with_key(models.listed)),
             web.get("/v1/models/{model:.+}", with_key(models.one)),
-            web.get("/v1/requests/{id}/placement", for_admin(placed)),
-            web.get("/dashboard", for_admin(dashboard.page)),
-            web.get("/dashboard/data.json", for_admin(dashboard.data)),
         ]
     )
     for base in ("", "/v1"):
