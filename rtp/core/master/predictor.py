@@ -5,7 +5,7 @@
 
 The six coefficients of one hardware class start from its workers' own measurements (their
 registrations' `profile`): the best of them, for whatever else a machine does at a start can only
-make it look slower. They are corrected online by recursive least squares on relative errors, with
+make it look slower. They are corrected online by least squares on relative errors, with
 forgetting: a millisecond of error matters at one millisecond, not at one second. The unknowns are
 factors on the starting coefficients, so they are free of units and near one.
 """
@@ -24,11 +24,9 @@ DEFAULT_PROFILE = (5e-3, 1e-4, 1e-9, 5e-3, 1e-3, 1e-7)
 SMALLEST = 1e-12
 LOWEST_FACTOR = 1e-3
 FORGETTING = 0.99
-START_VARIANCE = 100.0
-"""Of the factors, in units of one sample's relative noise squared: a start may well be off by
-two."""
-MOST_VARIANCE = 1000.0
-"""Forgetting stops above it, or directions that no sample excites would blow up."""
+ANCHOR = 0.01
+"""Weight, in samples, of leaving the factors as they are: little, for a start may well be off by
+two; but what no sample tells of stays where it is."""
 MOST_SURPRISE = 8.0
 """A sample counts as at most so many times the prediction: one hung step must not teach."""
 ERROR_WEIGHT = 0.05
@@ -63,8 +61,17 @@ class RankPredict:
         return decode_seconds(self._coefficients, batch, context)
 
 
+Three = tuple[float, float, float]
+
+
 class Fit:
-    """seconds = sum(factor_i * start_i * term_i), factors by recursive least squares."""
+    """seconds = sum(factor_i * start_i * term_i), three terms, factors by least squares.
+
+    Kept are the sums of x x^T and of x over the samples, where x is what each term predicts as a
+    share of what was measured; old ones fade. Such sums stay positive for ever. The covariance of
+    the recursive form does not: without noise, rounding makes it indefinite after some ten thousand
+    samples, and the next change of pace blows it up.
+    """
 
     def __init__(self, start: tuple[float, ...]) -> None:
         self.num_samples = 0
@@ -74,35 +81,58 @@ class Fit:
 
     def restart(self, start: tuple[float, ...]) -> None:
         """From another measurement."""
-        self._start = np.maximum(np.array(start), SMALLEST)
-        self._factors = np.ones(len(start))
-        self._covariance = np.eye(len(start)) * START_VARIANCE
+        self._start = tuple([max(float(x), SMALLEST) for x in start])
+        self._factors: Three = (1.0, 1.0, 1.0)
+        self._squares = (0.0,) * 6
+        self._sums: Three = (0.0, 0.0, 0.0)
 
     @property
     def coefficients(self) -> FloatArray:
-        return np.asarray(self._start * self._factors)
+        """[3]"""
+        return np.multiply(self._start, self._factors)
 
     def seconds(self, terms: tuple[float, ...]) -> float:
         return float(self.coefficients @ terms)
 
     def observe(self, terms: tuple[float, ...], seconds: float) -> None:
-        """Learns one measurement. Ignores what cannot be one (zero, negative, not finite)."""
+        """Learns one measurement, in a few us. Ignores what cannot be one (zero, negative, not
+        finite)."""
         if not 0 < seconds < float("inf"):
             return
-        parts = self._start * terms
-        predicted = float(parts @ self._factors)
+        start, factors = self._start, self._factors
+        p, q, r = start[0] * terms[0], start[1] * terms[1], start[2] * terms[2]
+        predicted = p * factors[0] + q * factors[1] + r * factors[2]
         if self.num_samples:
             self.error += ERROR_WEIGHT * (abs(seconds - predicted) / seconds - self.error)
         else:
             self.error = abs(seconds - predicted) / seconds
         self.num_samples += 1
         seconds = min(max(seconds, predicted / MOST_SURPRISE), predicted * MOST_SURPRISE)
-        x = parts / seconds
-        spread = self._covariance @ x
-        forgetting = FORGETTING if np.trace(self._covariance) < MOST_VARIANCE else 1.0
-        gain = spread / (forgetting + x @ spread)
-        self._factors = np.maximum(self._factors + gain * (1.0 - x @ self._factors), LOWEST_FACTOR)
-        self._covariance = (self._covariance - np.outer(gain, spread)) / forgetting
+        p, q, r = p / seconds, q / seconds, r / seconds
+        new = (p * p, p * q, p * r, q * q, q * r, r * r)
+        pp, pq, pr, qq, qr, rr = [
+            FORGETTING * a + b for a, b in zip(self._squares, new, strict=True)
+        ]
+        x, y, z = [FORGETTING * a + b for a, b in zip(self._sums, (p, q, r), strict=True)]
+        self._squares, self._sums = (pp, pq, pr, qq, qr, rr), (x, y, z)
+        squares = (pp + ANCHOR, pq, pr, qq + ANCHOR, qr, rr + ANCHOR)
+        a, b, c = factors
+        found = _solve(squares, (x + ANCHOR * a, y + ANCHOR * b, z + ANCHOR * c))
+        self._factors = tuple([max(x, LOWEST_FACTOR) for x in found])  # type: ignore[assignment]
+
+
+def _solve(squares: tuple[float, ...], right: Three) -> Three:
+    """x of A x = right by elimination. squares: the upper half of A, [3, 3] symmetric and positive,
+    row by row."""
+    a, b, c, d, e, f = squares
+    x, y, z = right
+    ba, ca = b / a, c / a
+    d, e, f = d - ba * b, e - ba * c, f - ca * c
+    y, z = y - ba * x, z - ca * x
+    ed = e / d
+    z = (z - ed * y) / (f - ed * e)
+    y = (y - e * z) / d
+    return (x - b * y - c * z) / a, y, z
 
 
 class HardwareClass:

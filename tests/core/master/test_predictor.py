@@ -72,6 +72,23 @@ def test_long_runs_of_the_same_sample_do_not_blow_up_what_they_do_not_tell_of():
     assert worst_error(hardware, TRUE) < 0.1
 
 
+def test_samples_without_noise_teach_for_ever():
+    """Rounding must not add up: after a long time it learns as well as at first."""
+    hardware = HardwareClass(tuple(TRUE))
+    rng = np.random.default_rng(1)
+    prompts = np.exp(rng.normal(8, 1.2, 20_000)).astype(int) + 1
+    for pace in (1.0, 0.5, 0.6):
+        for new in prompts.tolist():
+            cached = new // 2 if new % 3 else 0
+            seconds = float(prefill_seconds(pace * TRUE, new, cached))
+            hardware.observe_prefill(new, cached, seconds)
+        learned = hardware.coefficients[:3]
+        assert prefill_seconds(learned, 3000, 1000) == pytest.approx(
+            prefill_seconds(pace * TRUE, 3000, 1000), rel=1e-3
+        )
+    assert hardware.prefill.error < 1e-3
+
+
 def test_one_hung_step_does_not_teach_much():
     hardware = HardwareClass(tuple(TRUE))
     teach(hardware, TRUE, 300)
