@@ -1,0 +1,102 @@
+"""`python -m rtp.master` with a sampler: where its CPU time goes, by stage and by function.
+
+    python -m bench.profiled_master OUT.json [options of rtp.master]
+
+Every few milliseconds of the process's CPU time a signal notes the Python stack; SIGUSR1 forgets
+what was noted (the start, the warm-up), the end writes it down. Time in C counts for the Python
+function that called it. The sampling itself costs about a percent.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+from rtp.master import main as master_main
+
+EVERY_S = 0.004
+Stack = tuple[str, ...]
+"""module:function, outermost first."""
+
+STAGES = (
+    (
+        "write",
+        ("worker_link:_write_all", "connection:flush", "worker_link:send", "connection:send"),
+    ),
+    ("tick", ("master:_tick",)),
+    ("handle", ("master:handle",)),
+    ("notes", ("master:_on_note",)),
+    ("read", ("worker_link:_drain", "connection:data_received", "ask_link:_next_turn")),
+    ("collector", ("clock:_maybe_collect",)),
+)
+"""The first stage of which a function is on the stack; "loop" is everything else."""
+
+
+class Sampler:
+    """start() in the main thread; stacks are counted until write()."""
+
+    def __init__(self) -> None:
+        self._stacks: Counter[Stack] = Counter()
+
+    def start(self) -> None:
+        signal.signal(signal.SIGPROF, self._sample)
+        signal.signal(signal.SIGUSR1, lambda number, frame: self._stacks.clear())
+        signal.setitimer(signal.ITIMER_PROF, EVERY_S, EVERY_S)
+
+    def write(self, path: Path) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        path.write_text(json.dumps([[list(s), n] for s, n in self._stacks.items()]))
+
+    def _sample(self, number: int, frame: FrameType | None) -> None:
+        stack = []
+        while frame is not None:
+            code = frame.f_code
+            stack.append(f"{Path(code.co_filename).stem}:{code.co_name}")
+            frame = frame.f_back
+        self._stacks[tuple(reversed(stack))] += 1
+
+
+def report(path: Path, top: int = 25) -> str:
+    """Shares of the samples in `path`: by stage, by function with and without what it calls."""
+    stacks: list[tuple[list[str], int]] = json.loads(path.read_text())
+    total = sum(count for _, count in stacks) or 1
+    stages: Counter[str] = Counter()
+    own: Counter[str] = Counter()
+    below: Counter[str] = Counter()
+    for stack, count in stacks:
+        stages[stage_of(stack)] += count
+        own[stack[-1]] += count
+        below.update(dict.fromkeys(stack, count))
+    lines = [f"{total} samples", "stages: " + _shares(stages, total, len(stages))]
+    lines += ["with what they call: " + _shares(below, total, top)]
+    lines += ["by themselves: " + _shares(own, total, top)]
+    return "\n".join(lines)
+
+
+def stage_of(stack: list[str]) -> str:
+    for stage, functions in STAGES:
+        if any(function in stack for function in functions):
+            return stage
+    return "loop"
+
+
+def _shares(counts: Counter[str], total: int, top: int) -> str:
+    return ", ".join(f"{name} {count / total:.1%}" for name, count in counts.most_common(top))
+
+
+def main() -> None:
+    out = Path(sys.argv.pop(1))
+    sampler = Sampler()
+    sampler.start()
+    try:
+        master_main()
+    finally:
+        sampler.write(out)
+
+
+if __name__ == "__main__":
+    main()
