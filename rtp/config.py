@@ -226,6 +226,9 @@ class WorkerConfig(Process, Model):
         Role.FUSION, "What it does with requests; only fusion serves any so far.", "cluster"
     )
     dp: Positive = option(1, "Ranks: copies of the model, each with its own KV.", "model", "RANKS")
+    lockstep: bool = option(
+        False, "Ranks step together, as experts spread over the ranks need it.", "model"
+    )
     threads: Positive | None = option(
         None, "Threads that compute, per rank; default: all cores over the ranks.", "model"
     )

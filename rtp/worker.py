@@ -165,6 +165,7 @@ class WorkerServer:
             prefix_closed=True,
             hardware=first.hardware,
             max_rows=config.max_rows,
+            lockstep=config.lockstep,
         )
 
     def _epoch(self) -> int:

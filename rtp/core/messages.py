@@ -58,6 +58,8 @@ class Register(Message, frozen=True, tag=1):
     learn of each other. "": nothing is known but the profile."""
     max_rows: int = 0
     """Sequences a rank runs at once; 0: not told."""
+    lockstep: bool = False
+    """Its ranks step together: each step takes as long as that of the slowest."""
 
 
 # ---------------------------------------------------------------- Master <-> worker, link
@@ -251,6 +253,10 @@ class Grant(Message, frozen=True, tag=12):
     """Submit within this time or ask again."""
     held: bool = False
     """It waited on purpose, for a busy rank that had its prefix."""
+    group_id: int = -1
+    group_size: int = 1
+    """So many grants of this Master, with this id, go to different ranks of a worker whose ranks
+    step together, and should start in one step."""
 
 
 class WorkerLost(Message, frozen=True, tag=13):
@@ -286,6 +292,9 @@ class Submit(Message, frozen=True, tag=20):
     sampling: SamplingParams
     choices: tuple[ChoiceState, ...]
     deadline_s: float
+    group_id: int = -1
+    group_size: int = 1
+    """As in the Grant."""
 
 
 class TokenRun(msgspec.Struct, frozen=True, gc=False, array_like=True):

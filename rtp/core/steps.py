@@ -64,12 +64,16 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One step of one rank. Never empty of rows unless it only ends sequences."""
+    """One step of one rank. Never empty of rows unless it is a dummy or only ends sequences."""
 
     step: int
     rows: tuple[Row, ...]
     started: tuple[SequenceStart, ...] = ()
     ended: tuple[int, ...] = ()
+    dummy: bool = False
+    """Without rows, while other ranks of a lock-step group have some: the Runner takes its part in
+    what ranks compute together, changes no page, samples nothing, and takes no less time than an
+    empty step does."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):

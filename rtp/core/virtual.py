@@ -28,6 +28,7 @@ from rtp.core.events import (
 )
 from rtp.core.messages import AnyMessage, Register
 from rtp.core.ports import Runner
+from rtp.core.steps import StepPlan
 from rtp.core.types import FrontendId, WorkerId
 from rtp.core.virtual_time import Connection, Core, Process, VirtualTime
 
@@ -167,16 +168,27 @@ class VirtualCluster:
             case Send():
                 self._send(process, command.peer, command.message)
             case RunStep():
-                result = process.runners[command.rank].execute(command.plan)
-                done = max(self.now, process.free_at[command.rank]) + result.elapsed_s
-                process.free_at[command.rank] = done
-                self._time.push(done, process, StepDone(command.rank, result))
+                self._run_step(process, command.rank, command.plan)
             case Dial() | Connect():
                 self._dial(process, command.worker_id, command.epoch, command.address)
             case HangUp():
                 connection = process.connections.get(command.worker_id)
                 if connection is not None and connection.epoch == command.epoch:
                     self._drop(process, command.worker_id)
+
+    def _run_step(self, process: Process, rank: int, plan: StepPlan) -> None:
+        """A rank's steps run one after the other. Ranks that step together begin each when all are
+        through with the one before, which costs them the wait for the slowest."""
+        result = process.runners[rank].execute(plan)
+        start = max(self.now, process.free_at[rank])
+        assert process.register is not None
+        if process.register.lockstep:
+            ends = process.step_ends
+            start = max(start, ends.get(plan.step - 1, 0.0))
+            ends[plan.step] = max(ends.get(plan.step, 0.0), start + result.elapsed_s)
+            ends.pop(plan.step - 2, None)
+        process.free_at[rank] = start + result.elapsed_s
+        self._time.push(process.free_at[rank], process, StepDone(rank, result))
 
     def _send(self, process: Process, peer: str, message: AnyMessage) -> None:
         connection = process.connections.get(peer)

@@ -58,6 +58,8 @@ class Process:
         self.runners: Sequence[Runner] = ()
         self.free_at: list[float] = []
         """When each Runner has run all that it was given."""
+        self.step_ends: dict[int, float] = {}
+        """Where ranks step together: when the slowest has run a step."""
 
 
 class Connection:

@@ -120,7 +120,8 @@ class WorkerLoop:
             self.driver.tell(StepDone(rank, event.result))
         elif isinstance(event, Broken):
             self.driver.tell(RunnerFailed(rank, event.reason))
-            self._fail(f"rank {rank}: {event.reason}")
+            end = "; the ranks that step with it end too" if self.register.lockstep else ""
+            self._fail(f"rank {rank}: {event.reason}{end}")
 
     # ------------------------------------------------------------ connections
 

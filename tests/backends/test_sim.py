@@ -144,6 +144,13 @@ def test_seconds_follow_the_formula():
     assert got == [prefill_s, decode_s, prefill_s + decode_s]
 
 
+def test_a_dummy_step_takes_what_every_step_takes():
+    for a, d in ((1.0, 2.0), (2.0, 1.0)):
+        runner = small(a=a, b=0.0, c=0.0, d=d, e=0.0, f=0.0)
+        assert runner.execute(StepPlan(0, (), dummy=True)).elapsed_s == 1.0
+        assert runner.execute(StepPlan(1, ())).elapsed_s == 0.0
+
+
 def test_a_malformed_row_is_named():
     runner = small()
     for bad in (row(0, PROMPT, [0]), row(8, FromStep(0, 0), [0, 1])):

@@ -338,6 +338,20 @@ def test_a_plan_may_only_end_sequences(backend: Backend):
     assert result.elapsed_s >= 0
 
 
+def test_a_dummy_step_is_seen_by_nobody(backend: Backend, driver: Driver):
+    """It may come between any two steps, ends sequences as others do, and takes no less time than
+    an empty one."""
+    requests = [driver.begin(prompt) for prompt in PROMPTS]
+    ended = driver.begin(PROMPTS[2])
+    driver.run([*requests, ended], 2)
+    driver.end(ended)
+    for _ in range(NUM_OUTPUT):
+        assert driver.dummy().rows == ()
+        driver.advance([(request, request.remaining) for request in requests])
+    for request in requests:
+        assert request.output[:NUM_OUTPUT] == backend.alone(request.prompt)
+
+
 def test_q05_a_row_that_is_not_finite_fails_alone(backend: Backend):
     """No token, not token 0, in this step and in those that go on from it."""
     bad_prompt = [*a_prompt(4, 30), POISON, *a_prompt(5, 30)]

@@ -199,8 +199,9 @@ async def test_a_draining_worker_finishes_and_gets_no_more():
         assert cluster.num_ready() == 0
 
 
-async def test_both_ranks_of_a_worker_serve():
-    async with live_cluster(workers=1, worker={"dp": 2}) as cluster:
+@pytest.mark.parametrize("lockstep", [False, True])
+async def test_both_ranks_of_a_worker_serve(lockstep):
+    async with live_cluster(workers=1, worker={"dp": 2, "lockstep": lockstep}) as cluster:
         core = cluster.workers[0].server.loop.core
         handles = [begin(cluster, f"r{i}", prompt=40 + i, max_tokens=64) for i in range(8)]
         ends = await asyncio.gather(*map(output, handles))

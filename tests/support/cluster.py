@@ -78,6 +78,7 @@ class Cluster:
         *,
         workers: int,
         ranks: int,
+        lockstep: bool,
         routing: str,
         network: Network,
         runner: Options,
@@ -91,6 +92,7 @@ class Cluster:
         self.world = VirtualCluster(network, observe=self._observe)
         self._runner, self._worker = runner, worker
         self._ranks = ranks
+        self._lockstep = lockstep
         self._num_requests = 0
         policy = plugins.build(
             "routing", routing, **({"seed": seed} if routing == "random" else {})
@@ -111,7 +113,8 @@ class Cluster:
     def start_worker(self, worker_id: WorkerId, epoch: int = 1, **register: Any) -> Process:
         """A worker, or its next life."""
         runners = [sim.build(**self._runner) for _ in range(self._ranks)]
-        card = a_register(worker_id, epoch, runners, **register)
+        fields = {"lockstep": self._lockstep} | register
+        card = a_register(worker_id, epoch, runners, **fields)
         capacities = [runner.capacity for runner in runners]
         core = self.workers[worker_id] = Worker(card, capacities, **self._worker)
         return self.world.add_worker(card, core, runners)
@@ -157,6 +160,7 @@ def a_cluster(
     *,
     workers: int = 2,
     ranks: int = 1,
+    lockstep: bool = False,
     routing: str = "predicted_ttft",
     network: Network | None = None,
     runner: Options | None = None,
@@ -168,6 +172,7 @@ def a_cluster(
     return Cluster(
         workers=workers,
         ranks=ranks,
+        lockstep=lockstep,
         routing=routing,
         network=network or Network(),
         runner=runner or {},

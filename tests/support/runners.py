@@ -36,7 +36,7 @@ class CheckedRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         size = self.capacity.block_size
         assert not self.plans or plan.step == self.plans[-1].step + 1
-        assert plan.rows
+        assert bool(plan.rows) != plan.dummy
         self._known -= set(plan.ended)
         for start in plan.started:
             assert start.sequence not in self._max_tokens, "a handle is used twice"
@@ -158,6 +158,16 @@ class Driver:
                 request.num_sampled += 1
                 request.last_row = FromStep(self.step, at)
         self.step += 1
+
+    def dummy(self) -> StepResult:
+        """A step for other ranks; it ends what has ended."""
+        plan = StepPlan(self.step, (), ended=tuple(self._ended), dummy=True)
+        self._ended.clear()
+        self.step += 1
+        result = self.runner.execute(plan)
+        assert result.step == plan.step
+        assert result.elapsed_s >= 0
+        return result
 
     def run(self, requests: Sequence[Request], num_outputs: int, chunk: int = 1 << 30) -> None:
         """Steps until each request has num_outputs tokens, at most `chunk` new tokens of one."""

@@ -201,6 +201,8 @@ class Request:
                 ChoiceState(choice.index, choice.output.tobytes()) for choice in self._unfinished()
             ),
             deadline_s=max(0.0, self.deadline - now),
+            group_id=self.grant.group_id,
+            group_size=self.grant.group_size,
         )
 
     def place(self, grant: Grant) -> None:

@@ -147,18 +147,24 @@ class Batcher:
 
     # ------------------------------------------------------------ steps
 
-    def next_plan(self) -> StepPlan | None:
-        """The next step, or None: nothing to do, or enough steps are in flight."""
+    def next_plan(self, *, beside_decodes: bool = False) -> StepPlan | None:
+        """The next step, or None: nothing to do, or enough steps are in flight. beside_decodes:
+        ranks that step with this one decode, so its prompts advance in short chunks as well."""
         if len(self._in_flight) >= self._steps_in_flight:
             return None
         chosen: dict[Sequence, int] = {}
         self._choose_decodes(chosen)
         budget = self._max_batch_tokens - len(chosen)
-        if chosen:
+        if chosen or beside_decodes:
             budget = min(budget, self._chunk_while_decoding)
         budget = self._choose_prefills(chosen, budget)
         started = self._admit(chosen, budget)
         return self._in_flight.issue(chosen, started) if chosen else None
+
+    def dummy_plan(self) -> StepPlan:
+        """A step without rows, beside those of ranks that have work."""
+        self.stats.dummy_steps += 1
+        return self._in_flight.issue({}, (), dummy=True)
 
     def complete(self, result: StepResult) -> Outcome:
         """Takes the result of the oldest step in flight. Raises ProtocolError for any other."""
@@ -182,6 +188,10 @@ class Batcher:
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
+
+    def decodes(self) -> bool:
+        """Whether its next step has rows that decode. Cost O(running)."""
+        return any(seq.to_compute and not seq.in_prefill for seq in self._running)
 
     def idle(self) -> bool:
         """No sequence and no step; every block is free or cached."""

@@ -64,7 +64,9 @@ class InFlight:
         """The next plan tells the Runner that it may forget this one."""
         self._ended_handles.append(handle)
 
-    def issue(self, chosen: dict[Sequence, int], started: SequenceOf[Sequence]) -> StepPlan:
+    def issue(
+        self, chosen: dict[Sequence, int], started: SequenceOf[Sequence], *, dummy: bool = False
+    ) -> StepPlan:
         """chosen: tokens to compute of each; they have pages.  started: those new to the Runner."""
         rows, scheduled = [], []
         for index, (seq, num_new) in enumerate(chosen.items()):
@@ -80,6 +82,7 @@ class InFlight:
             rows=tuple(rows),
             started=tuple(seq.start_info() for seq in started),
             ended=tuple(self._ended_handles),
+            dummy=dummy,
         )
         self._ended_handles.clear()
         self._steps.append((self._next, scheduled))

@@ -21,7 +21,19 @@ class Stats:
     discarded_rows: int = 0
     """Rows computed for sequences that had ended or been preempted meanwhile."""
     nonfinite_rows: int = 0
+    dummy_steps: int = 0
+    """Steps of ranks without work, for the others of a lock-step group."""
+    group_steps: int = 0
+    group_step_s: float = 0.0
+    """Of all ranks, from the begin of each group step to the end of its slowest share."""
+    group_wait_s: float = 0.0
+    """The part of it in which a rank was done and waited for the slowest."""
     snapshots: int = 0
     deltas: int = 0
     rejects: dict[str, int] = field(default_factory=dict)
     finishes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def group_wait_share(self) -> float:
+        """Of the step time of a lock-step group, what went to waiting for the slowest rank."""
+        return self.group_wait_s / self.group_step_s if self.group_step_s else 0.0

@@ -42,6 +42,7 @@ from rtp.core.worker.checks import MAX_NUMBER, refusal
 from rtp.core.worker.delivery import Delivery
 from rtp.core.worker.ends import Ends
 from rtp.core.worker.graves import Graves
+from rtp.core.worker.group import Group, LockstepGroup
 from rtp.core.worker.in_flight import Gain
 from rtp.core.worker.rank import Rank
 from rtp.core.worker.reports import Reports, status_table
@@ -83,6 +84,9 @@ class Worker:
             )
             for capacity in capacities
         ]
+        self._group = Group(self._ranks)
+        if card.lockstep:
+            self._group = LockstepGroup(self._ranks, self.stats, steps_in_flight=steps_in_flight)
         self._max_attempts = max_attempts
         self._reports = Reports(card, [rank.batcher.blocks for rank in self._ranks], self.stats)
         self._graves = Graves()
@@ -121,6 +125,7 @@ class Worker:
                 self._attempts.disconnected(frontend_id, now)
             case MasterUp(term):
                 self._reports.up(term, now)
+                self._group.stop_waiting()
             case MasterDown():
                 self._reports.down(now)
             case Stalled(hung):
@@ -138,6 +143,7 @@ class Worker:
             self._undecided_since,
             self._reports.next_deadline(),
             self._attempts.next_deadline(),
+            self._group.next_deadline(),
             self._drain_until if self._attempts else None,
         ]
         return min((time for time in times if time is not None), default=None)
@@ -178,6 +184,8 @@ class Worker:
             "tombstones": len(self._graves),
             "unacked_reports": self._reports.num_unacked,
             "cache_version": self._reports.cache.version,
+            "lockstep": self._card.lockstep,
+            "group_wait_share": self.stats.group_wait_share,
             "ranks": [rank.overview() for rank in self._ranks],
             "stats": asdict(self.stats),
         }
@@ -192,8 +200,10 @@ class Worker:
                 for item in items:
                     self._delivery.acknowledged(peer, item, now)
             case Cancel(request_id, attempt):
+                self._group.stop_waiting()
                 self._ends.kill(request_id, attempt, now, told_frontend=False)
             case Fence(request_id, attempt, rank, number):
+                self._group.stop_waiting()
                 if 0 <= rank < len(self._ranks) and 0 <= number < MAX_NUMBER:
                     self._ranks[rank].seen.add(number)
                 self._ends.kill(request_id, attempt, now, told_frontend=True)
@@ -216,6 +226,7 @@ class Worker:
         rank = self._ranks[submit.rank]
         if 0 <= submit.number < MAX_NUMBER:
             rank.seen.add(submit.number)
+        self._group.submitted(submit, now)
         self._reports.changed()
         dead = self._graves.reason(submit.request_id, submit.attempt)
         reason = refusal(submit, rank.capacity)
@@ -262,16 +273,14 @@ class Worker:
         if self._drain_until is not None and self._drain_until <= now:
             for attempt in self._attempts:
                 self._ends.give_up(attempt, "shutdown", True, now)
-        for index, rank in enumerate(self._ranks):
-            if not rank.failed:
-                self._plan(index, rank, now)
+        self._out += [RunStep(index, plan) for index, plan in self._group.plans(now)]
+        for rank in self._ranks:
+            self._give_up_dropped(rank, now)
         self._out += self._reports.flush(
             now, self._table, self._drain_until is not None, self._attempts.parked(MOST_PARKED)
         )
 
-    def _plan(self, index: int, rank: Rank, now: float) -> None:
-        while (plan := rank.batcher.next_plan()) is not None:
-            self._out.append(RunStep(index, plan))
+    def _give_up_dropped(self, rank: Rank, now: float) -> None:
         for sequence, reason in rank.batcher.take_dropped():
             attempt = self._attempts.get(sequence.request_id)
             if reason == "outgrown":
@@ -288,6 +297,7 @@ class Worker:
             return
         elapsed = event.result.elapsed_s
         outcome = rank.batcher.complete(event.result)
+        self._group.completed(event.rank, event.result)
         for attempt in dict.fromkeys(self._attempts.of(seq) for seq in outcome.prefilled):
             if not attempt.first_token_told:
                 attempt.prefill_s += elapsed
@@ -297,13 +307,16 @@ class Worker:
         self._reports.changed()
 
     def _runner_failed(self, index: int, reason: str, now: float) -> None:
-        rank = self._ranks[index]
-        rank.failed = True
-        self._note("runner.failed", rank=index, reason=reason)
+        """What runs on its rank, and on those that step with it, is over."""
+        lost = self._group.fail_with(index)
+        self._note("runner.failed", rank=index, reason=reason, lost_ranks=lost)
+        for each in lost:
+            self._ranks[each].failed = True
         for attempt in self._attempts:
-            if attempt.rank == index and not attempt.told:
+            if attempt.rank in lost and not attempt.told:
                 self._ends.give_up(attempt, "shutdown", True, now, end="failed")
-        rank.batcher.fail()
+        for each in lost:
+            self._ranks[each].batcher.fail()
         self._reports.changed()
 
     def _note(self, event: str, **fields: object) -> None:

@@ -29,6 +29,7 @@ from rtp.core.messages import (
     Submit,
     Tokens,
 )
+from rtp.core.steps import StepPlan
 from rtp.core.types import (
     FrontendId,
     RequestId,
@@ -124,6 +125,7 @@ class Rig:
         auto_ack: bool = True,
         make: type[Worker] = Worker,
         sim_params: dict[str, Any] | None = None,
+        lockstep: bool = False,
         **worker_params: Any,
     ) -> None:
         self.sim_params = {"num_blocks": 64, "block_size": 4, "max_model_len": 256} | (
@@ -146,6 +148,7 @@ class Rig:
             kv_format="sim",
             key_id="k",
             max_batch_tokens=worker_params.get("max_batch_tokens", 512),
+            lockstep=lockstep,
         )
         self.worker = make(self.card, [r.capacity for r in self.runners], **worker_params)
         self.now = 1.0
@@ -163,9 +166,13 @@ class Rig:
         self.frames: list[Tokens] = []
         self.notes: list[Note] = []
         self.grants = [0] * ranks
+        self.submitted: list[Submit] = []
         self._events: list[tuple[float, int, Event]] = []
         self._count = 0
         self._busy_until = [0.0] * ranks
+        self._step_ends: dict[int, float] = {}
+        self.steps: list[tuple[float, int, StepPlan]] = []
+        """When a step begins, on which rank; those of a lock-step group begin together."""
         if master:
             self.tell(MasterUp(self.master.term))
             self.tell(From("master", self.master.poll()))
@@ -185,9 +192,10 @@ class Rig:
         outputs: dict[int, list[int]] | None = None,
         deadline_s: float = 600.0,
         number: int | None = None,
+        group: tuple[int, int] = (-1, 1),
         **sampling: Any,
     ) -> Submit:
-        """Sends a Submit now and returns it."""
+        """Sends a Submit now and returns it. group: id and size of its grant round."""
         if number is None:
             number = self.grants[rank]
             self.grants[rank] += 1
@@ -206,10 +214,13 @@ class Rig:
                 for choice in range(n)
             ),
             deadline_s=deadline_s,
+            group_id=group[0],
+            group_size=group[1],
         )
         for state in message.choices:
             key = (request_id, attempt, state.choice)
             self.outputs.setdefault(key, list((outputs or {}).get(state.choice, [])))
+        self.submitted.append(message)
         self.tell(From(F, message))
         return message
 
@@ -281,6 +292,11 @@ class Rig:
                 case RunStep(rank, plan):
                     result = self.runners[rank].execute(plan)
                     start = max(self.now, self._busy_until[rank])
+                    if self.card.lockstep:
+                        start = max(start, self._step_ends.get(plan.step - 1, 0.0))
+                        end = max(self._step_ends.get(plan.step, 0.0), start + result.elapsed_s)
+                        self._step_ends[plan.step] = end
+                    self.steps.append((start, rank, plan))
                     self._busy_until[rank] = start + result.elapsed_s
                     self.later(self._busy_until[rank] - self.now, StepDone(rank, result))
                 case Send("master", message):
