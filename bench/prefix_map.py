@@ -1,153 +1,151 @@
-"""Times the prefix map against a plain index of sets: matches, changes, memory, losing a rank.
+"""The Master's prefix map beside the RadixTree of Dynamo's router (ai-dynamo-runtime, Rust).
 
-    python -m bench.prefix_map [--blocks 1000000] [--ranks 1250] [--seed 0]
+    python -m bench.prefix_map [--blocks 1000000] [--ranks 64 512] [--rounds 5] [--seed 0]
 
-Both hold the same chains of 64 blocks, each on two ranks, and a head that all ranks hold. The plain
-index keeps a Python set of ranks per block and intersects them block by block, as indexers that
-store "block -> workers" do. Prompts are 32 blocks long; half of the own ones are known to the end,
-those with the common head for 16 blocks. Times are CPU time of this thread: on a busy machine, wall
-time counts the other processes. Not shown: changes between matches, tiers, the Master around it.
+Both hold the same million blocks (prefix_load.py) and answer the same prompts with a float array of
+matched tokens per rank; ours starts from binary hashes and answers for two tiers, the other starts
+from a list of ints and knows no tiers. Every answer is compared. Each index is a process of its
+own, all on one core; rounds alternate. `walk` is ours where ranks do not promise that tails leave
+first. A head that all ranks hold is in every prompt of real traces; it costs the other index an
+entry a rank, so there is a table without one as well. Claims compare CPU time, which a busy machine
+disturbs less than wall time, with such heads; the other index works on a thread of its own, so all
+of its process counts. Not shown: lookups while events stream in.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import platform
-import resource
-import time
-from collections.abc import Callable, Iterable
-from functools import partial
-from random import Random
-from statistics import median
+import json
+import os
+import subprocess
+import sys
+from typing import Any
 
-import numpy as np
+from bench import peers
+from bench.report import ROOT, Claim, finish, machine, median
 
-from rtp.core.master.prefix_map import PrefixMap
-from rtp.core.types import Tier
-
-CHAIN = 64
-PROMPT = 32
-NUM_MATCHES = 2000
-SWEEP = 2000
-HEAD = list(range(1 << 62, (1 << 62) + CHAIN))
+LENGTHS = {32: 2000, 256: 1000, 2000: 300}
+"""Blocks of a prompt, prompts a round."""
+HEADS = 8
+EVENTS = 1000
+CHURN = 20_000
+TARGETS = {64: {32: 1.6, 256: 1.6, 2000: 1.6}, 512: {32: 1.1, 256: 1.2, 2000: 1.6}}
+EVENT_TARGET, MOST_BYTES, MOST_SLICE_MS = 5.0, 100.0, 2.0
 
 
-class PlainIndex:
-    """Block -> set of ranks; a match is an intersection per block and a loop over ranks."""
+class Process:
+    """One index; ask() waits for its answer."""
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._owners: dict[int, set[int]] = {}
+    def __init__(
+        self, python: str, name: str, options: argparse.Namespace, ranks: int, heads: int
+    ) -> None:
+        sizes = map(str, (options.blocks, ranks, options.seed, heads))
+        self._process = subprocess.Popen(
+            [python, "-m", "bench.prefix_sides", name, *sizes],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            preexec_fn=lambda: os.sched_setaffinity(0, {options.core}),
+        )
+        self.filled = self._answer()
 
-    def add(self, rank: int, keys: Iterable[int], tier: Tier) -> None:
-        for key in keys:
-            self._owners.setdefault(key, set()).add(rank)
+    def ask(self, *command: object) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
-    def match(self, keys: Iterable[int]) -> list[int]:
-        depth = [0] * self._capacity
-        holders: set[int] | None = None
-        for key in keys:
-            owners = self._owners.get(key, set())
-            holders = owners if holders is None else holders & owners
-            if not holders:
-                break
-            for rank in holders:
-                depth[rank] += 1
-        return depth
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
-    def drop_rank(self, rank: int) -> None:
-        for key in [key for key, owners in self._owners.items() if rank in owners]:
-            self._owners[key].discard(rank)
-            if not self._owners[key]:
-                del self._owners[key]
-
-
-def cpu_us(function: Callable[[], object]) -> float:
-    start = time.thread_time_ns()
-    function()
-    return (time.thread_time_ns() - start) / 1000
-
-
-def rss_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("an index ended early")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
 
-def row(name: str, ours: list[float], plain: list[float]) -> None:
-    """us: median and p99 of both, the ratio of medians first."""
-    ratio = median(plain) / median(ours)
-    numbers = [median(ours), np.quantile(ours, 0.99), median(plain), np.quantile(plain, 0.99)]
-    print(f"{name:40} {ratio:7.1f}x" + "".join(f"{number:12.1f}" for number in numbers))
+def compare(options: argparse.Namespace, ranks: int, heads: int) -> list[Claim]:
+    """One table; the claims it supports."""
+    ours = Process(sys.executable, "ours", options, ranks, heads)
+    walk = Process(sys.executable, "walk", options, ranks, heads)
+    peer = Process(str(peers.python("dynamo", peers.DYNAMO)), "radix", options, ranks, heads)
+    sides = {"ours": ours, "radix": peer, "walk": walk}
+    where = f"{ranks} ranks, {heads or 'no'} common heads"
+    print(f"\n{where}, {ours.filled['blocks']} blocks; us of CPU, and wall p50 / p99")
+    print(f"{'':22}{'ratio':>7}" + "".join(f"{name:>28}" for name in sides))
+    claims = []
+    for length, count in LENGTHS.items():
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+        for number in range(options.rounds):
+            seed = options.seed + number
+            found = {n: s.ask("lookups", length, count, seed) for n, s in sides.items()}
+            assert len({f["digest"] for f in found.values()}) == 1, "answers differ"
+            for name, figures in found.items():
+                rounds[name].append(figures)
+        ratio = row(f"lookup of {length} blocks", rounds)
+        target = TARGETS.get(ranks, {}).get(length)
+        if target is not None:
+            claims.append(Claim(f"lookup {length} blocks, {where}", ratio, target, "higher"))
+    rounds = {name: [] for name in sides}
+    for number in range(options.rounds):
+        for name, side in sides.items():
+            rounds[name].append(side.ask("events", EVENTS, options.seed + number))
+    ratio = row("single-block event", rounds)
+    claims.append(Claim(f"single-block event, {where}", ratio, EVENT_TARGET, "higher"))
+    print(
+        f"bytes a block: ours {ours.filled['bytes']:.0f}, radix {peer.filled['bytes']:.0f}; ",
+        end="",
+    )
+    print(f"filled in {ours.filled['fill_s']:.1f} and {peer.filled['fill_s']:.1f} s; answers equal")
+    claims.append(Claim(f"bytes a block, {where}", ours.filled["bytes"], MOST_BYTES, "lower"))
+    longest = ours.ask("churn", CHURN, options.seed)
+    print("longest call with chains coming and going, ms of CPU: ", end="")
+    print(", ".join(f"{name} {ms:.2f}" for name, ms in longest.items()))
+    worst = max(longest.values())
+    claims.append(Claim(f"longest call, ms, {where}", worst, MOST_SLICE_MS, "lower"))
+    for side in sides.values():
+        side.close()
+    return claims
 
 
-def fill(
-    index: PrefixMap | PlainIndex, options: argparse.Namespace
-) -> tuple[list[float], float, list[list[int]]]:
-    """us of each add, bytes a block, and some of the chains. The head goes on every rank."""
-    source, times, kept = Random(options.seed), [], []
-    before = rss_bytes()
-    for rank in range(options.ranks):
-        index.add(rank, HEAD, Tier.DEVICE)
-    for number in range(options.blocks // CHAIN):
-        keys = [source.getrandbits(64) for _ in range(CHAIN)]
-        if number % (options.blocks // CHAIN // NUM_MATCHES + 1) == 0:
-            kept.append(keys)
-        two = (number % options.ranks, (number * 7 + 1) % options.ranks)
-        times += [cpu_us(partial(index.add, rank, keys, Tier.DEVICE)) for rank in two]
-    return times, (rss_bytes() - before) / options.blocks, kept
+def row(what: str, rounds: dict[str, list[dict[str, Any]]]) -> float:
+    """Prints medians over the rounds; returns the ratio of the other's CPU to ours."""
+    cells = ""
+    for found in rounds.values():
+        numbers = {key: median([f[key] for f in found]) for key in found[0] if key != "digest"}
+        cells += f"{numbers['cpu']:12.1f} "
+        cells += f"{numbers['p50']:7.1f}/{numbers['p99']:7.1f}" if "p50" in numbers else " " * 15
+    ratio = median(
+        [b["cpu"] / a["cpu"] for a, b in zip(rounds["ours"], rounds["radix"], strict=True)]
+    )
+    print(f"{what:22}{ratio:6.2f}x{cells}", flush=True)
+    return ratio
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prefix map against a plain index of sets.")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--blocks", type=int, default=1_000_000)
-    parser.add_argument("--ranks", type=int, default=1250)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    print(
-        f"{platform.machine()}, Python {platform.python_version()}, {options.blocks} blocks, ",
-        end="",
-    )
-    print(f"{options.ranks} ranks, seed {options.seed}")
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-
-    ours, plain = PrefixMap(options.ranks, max_blocks=2 * options.blocks), PlainIndex(options.ranks)
-    ours_add, ours_bytes, kept = fill(ours, options)
-    plain_add, plain_bytes, _ = fill(plain, options)
-    half = PROMPT // 2
-    unknown = Random(options.seed + 1).getrandbits(64)
-    own = [k[:PROMPT] if i % 2 else k[:half] + [unknown] * half for i, k in enumerate(kept)]
-    shared = [HEAD[:half] + [unknown + i] * half for i in range(len(kept))]
-    print(f"{'us of CPU':40} {'ratio':>8}{'ours p50':>12}{'p99':>12}{'plain p50':>12}{'p99':>12}")
-    for name, prompts in (("own prompts", own), ("a head that all hold", shared)):
-        for keys in prompts:
-            assert ours.match(keys).device.tolist() == plain.match(keys)
-        plain_match = [cpu_us(partial(plain.match, keys)) for keys in prompts]
-        for how, closed in (("walked", False), ("jumping", True)):
-            for rank in range(options.ranks):
-                ours.promise(rank, closed)
-            times = [cpu_us(partial(ours.match, keys)) for keys in prompts]
-            row(f"match {name}, {how}", times, plain_match)
-    row("add 64 blocks of one rank", ours_add, plain_add)
-    drop = [cpu_us(partial(ours.drop_rank, 0))]
-    row("lose a rank, until it has no credit", drop, [cpu_us(partial(plain.drop_rank, 0))])
-    slices = sweep(ours)
-    print(f"sweeping it, {SWEEP} keys a slice: {sum(slices) / 1000:.0f} ms in all, ", end="")
-    print(f"longest slice {max(slices) / 1000:.2f} ms")
-    print(f"longest add {max(ours_add) / 1000:.2f} ms, plain {max(plain_add) / 1000:.2f} ms")
-    print(f"bytes a block {ours_bytes:.0f}, plain {plain_bytes:.0f}")
-
-
-def sweep(index: PrefixMap) -> list[float]:
-    """us of each slice."""
-    slices, done = [], False
-    while not done:
-        start = time.thread_time_ns()
-        done = index.sweep(SWEEP)
-        slices.append((time.thread_time_ns() - start) / 1000)
-    return slices
+    print(machine())
+    claims = [
+        claim
+        for ranks in options.ranks
+        for heads in (HEADS, 0)
+        for claim in compare(options, ranks, heads)
+        if heads
+    ]
+    finish("prefix_map", claims)
 
 
 if __name__ == "__main__":

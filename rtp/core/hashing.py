@@ -2,20 +2,21 @@
 
 The chain starts from a namespace: a digest of the cluster secret, model revision, adapter, tenant
 salt, each with its type, so that an adapter "X" and a salt "X" share nothing. Computed once, in the
-frontend; workers continue the chain over generated tokens. The Master keys on the low 64 bits (the
-last 8 bytes, big-endian); workers compare all 128."""
+frontend; workers continue the chain over generated tokens. The Master keys on the last 64 bits;
+workers compare all 128."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from struct import Struct
 
-import numpy as np
 import xxhash
 
 from rtp.core.types import HASH_BYTES, Hashes, Ids
 
 ID_BYTES = 4
+_LAST64 = Struct("=8xQ")
 Digest = Callable[[bytes], bytes]
 
 
@@ -58,7 +59,10 @@ def block_hashes(ids: Ids, block_size: int, seed: bytes, parent: bytes = b"") ->
     return b"".join(out)
 
 
-def low64(hashes: Hashes) -> list[int]:
-    """The Master's keys: the low half of each hash."""
-    keys: list[int] = np.frombuffer(hashes, dtype=">u8")[1::2].tolist()
+def low64(hashes: Hashes) -> Sequence[int]:
+    """The Master's keys: the last 64 bits of each hash, in the machine's byte order. A view of the
+    hashes, for most of a long prompt's keys are never looked at: an int is made when asked for."""
+    if len(hashes) == HASH_BYTES:
+        return _LAST64.unpack(hashes)
+    keys: Sequence[int] = memoryview(hashes).cast("Q")[1::2]
     return keys

@@ -23,7 +23,8 @@ PLANES = (0, 1, 2, 2)
 
 
 class OwnerSet(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """Which ranks hold a block, as bit masks. Compared by identity; equal ones may exist twice."""
+    """Which ranks hold a block, as bit masks. Compared by identity; equal ones may exist twice.
+    Equal masks of one set are one int, which a match then reads once."""
 
     device: int
     host: int
@@ -77,8 +78,8 @@ class OwnerSets:
         key = (device, host, store)
         found = self._known.get(key)
         if found is None:
-            held = device | host
-            found = OwnerSet(device, host, store, held, held | store)
+            held = device | host if host else device
+            found = OwnerSet(device, host, store, held, held | store if store else held)
             self._known.put(key, found)
         return found
 

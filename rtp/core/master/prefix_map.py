@@ -17,25 +17,23 @@ back. The map is a hint: it knows 64 of 128 hash bits, and the chosen worker che
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
+import msgspec
 
 from rtp.core.hashing import low64
 from rtp.core.master.owner_sets import PLANES, OwnerSet, OwnerSets
-from rtp.core.master.rank_bits import RankBits
+from rtp.core.master.rank_bits import RankBits, Runs
 from rtp.core.types import FloatArray, Hashes, Tier
 
 NUM_SHARDS = 256
 SHIFT = 56
 """The top bits choose the shard; the low ones choose a slot inside its dict so must vary."""
-FIRST_JUMP = 8
-Runs = list[tuple[int, int]]
-"""(mask of ranks, blocks they hold from block 0 on), later ones being subsets of earlier ones."""
+FIRST_JUMP = 16
+GALLOP = 4
+"""Blocks between the first probes, and by how much that grows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True, gc=False, eq=False):
     """How many leading blocks of a prompt are held, per rank and anywhere. Counts of blocks."""
 
     device: FloatArray
@@ -64,6 +62,7 @@ class PrefixMap:
         self._bits = RankBits(capacity)
         self._pending: list[dict[int, int]] = [{} for _ in range(capacity)]
         self._confirmed: list[dict[int, int]] = [{} for _ in range(capacity)]
+        self._alone: list[list[OwnerSet | None]] = [[None] * len(Tier) for _ in range(capacity)]
         self._sweep_shard = NUM_SHARDS
         self._sweep_keys: list[int] = []
 
@@ -71,6 +70,8 @@ class PrefixMap:
 
     def add(self, rank: int, hashes: Hashes | Sequence[int], tier: Tier) -> None:
         """The rank holds these blocks in this tier. On device this confirms their arrivals."""
+        if not hashes:
+            return
         keys = _keys(hashes)
         pending = self._pending[rank]
         if pending and tier is Tier.DEVICE:
@@ -79,15 +80,17 @@ class PrefixMap:
                 count = pending.pop(key, 0)
                 if count:
                     confirmed[key] = confirmed.get(key, 0) + count
-        self._set(keys, self._bits.of(rank), tier)
+        self._set(keys, rank, tier)
 
     def remove(self, rank: int, hashes: Hashes | Sequence[int], tier: Tier) -> None:
         """The rank no longer holds these blocks in this tier; pending arrivals stay."""
+        if not hashes:
+            return
         keys = _keys(hashes)
         pending = self._pending[rank]
         if pending and tier is Tier.DEVICE:
             keys = [key for key in keys if key not in pending]
-        self._unset(keys, self._bits.of(rank), tier)
+        self._unset(keys, rank, tier)
 
     def promise(self, rank: int, prefix_closed: bool) -> None:
         """Whether each block this rank holds (on device; on device or host) has its whole prefix
@@ -115,7 +118,7 @@ class PrefixMap:
             else:
                 pending[key] = 1
                 new.append(key)
-        for key in self._set(new, bit, Tier.DEVICE):
+        for key in self._set(new, rank, Tier.DEVICE):
             del pending[key]
 
     def settle(self, rank: int, hashes: Hashes | Sequence[int]) -> None:
@@ -136,22 +139,22 @@ class PrefixMap:
                 if counts is pending:
                     gone.append(key)
         if gone:
-            self._unset(gone, self._bits.of(rank), Tier.DEVICE)
+            self._unset(gone, rank, Tier.DEVICE)
 
     # ---------------------------------------------------------------- ranks that come and go
 
     def drop_rank(self, rank: int) -> None:
         """The rank is gone: no credit from now on, arrivals and promise forgotten. O(1)."""
-        self._bits.retire(rank)
+        self._retire(rank)
         self._bits.promise(rank, False)
         self._pending[rank] = {}
         self._confirmed[rank] = {}
 
     def clear_rank(self, rank: int) -> None:
         """The rank holds nothing any more; what is arriving still arrives. O(pending arrivals)."""
-        self._bits.retire(rank)
+        self._retire(rank)
         pending = self._pending[rank]
-        for key in self._set(list(pending), self._bits.of(rank), Tier.DEVICE):
+        for key in self._set(list(pending), rank, Tier.DEVICE):
             del pending[key]
 
     def sweep(self, budget: int) -> bool:
@@ -177,78 +180,78 @@ class PrefixMap:
     # ---------------------------------------------------------------- how far a prompt matches
 
     def match(self, keys: Sequence[int]) -> Match:
-        """One pass for all ranks. keys: low64 of the prompt's block hashes, in order."""
-        device: Runs = []
-        held: Runs = []
-        best = self._walk(keys, device, held)
-        return Match(self._column(device), self._column(held), best)
+        """One pass for all ranks. keys: low64 of the prompt's block hashes, in order.
 
-    def _walk(self, keys: Sequence[int], device_runs: Runs, held_runs: Runs) -> int:
-        """Fills the runs; returns `best`."""
-        alive, shards = self._bits.alive, self._shards
-        device = held = alive
-        last: OwnerSet | None = None
-        done, num = 0, len(keys)
-        while done < num:
-            key = keys[done]
-            owners = shards[key >> SHIFT].get(key)
-            if owners is None or not owners.anywhere & alive:
-                break
-            if owners is last:
-                done += 1
-                continue
-            last = owners
-            if device & owners.device != device:
-                device_runs.append((device, done))
-                device &= owners.device
-            if held & owners.held != held:
-                held_runs.append((held, done))
-                held &= owners.held
-            done = self._jump(keys, done, owners)
-        device_runs.append((device, done))
-        held_runs.append((held, done))
-        return done
-
-    def _jump(self, keys: Sequence[int], at: int, owners: OwnerSet) -> int:
-        """The first block after `at`, which `owners` hold, that must be looked at.
-
-        Where their holdings are prefix-closed, those who own both ends of a span own all of it:
-        gallop while they are the same, then bisect. Others do not matter: they lack block `at`.
+        Where the owners of a block hold prefix-closed, those who own both ends of a span own all of
+        it, and whoever else owns its far end lacks the near one: so the pass gallops while owners
+        are the same, then bisects; what it probed on the way waits in `ahead`. Elsewhere it walks.
         """
-        alive = self._bits.alive
-        device, held = owners.device & alive, owners.held & alive
-        if not held or held & ~self._bits.closed:
-            return at + 1
-        num = high = len(keys)
-        low, step = at, FIRST_JUMP
-        while low + 1 < high:
-            probe = min(low + step, num - 1) if high == num else (low + high) // 2
-            key = keys[probe]
-            found = self._shards[key >> SHIFT].get(key)
-            found_device = found.device & alive if found else 0
-            found_held = found.held & alive if found else 0
-            if found_device == device and found_held == held:
-                low, step = probe, step * 2
-            else:
-                high = probe
-        return low + 1
-
-    def _column(self, runs: Runs) -> FloatArray:
-        """[capacity] blocks per rank; deeper runs override."""
-        column = np.zeros(self.capacity)
-        for ranks, blocks in runs:
-            if ranks and blocks:
-                column[self._bits.rows(ranks)] = blocks
-        return column
+        bits, shards = self._bits, self._shards
+        alive, closed = bits.alive, bits.closed
+        device = held = alive
+        device_runs: Runs = []
+        held_runs: Runs = []
+        ahead: list[tuple[int, OwnerSet | None]] = []
+        at, step, num = 0, FIRST_JUMP, len(keys)
+        owners = shards[keys[0] >> SHIFT].get(keys[0]) if num else None
+        while owners is not None and owners.anywhere & alive:
+            own_device, own_held = owners.device & alive, owners.held & alive
+            if device & own_device != device:
+                device_runs.append((device, at))
+                device &= own_device
+            if held & own_held != held:
+                held_runs.append((held, at))
+                held &= own_held
+            jumps = own_held and not own_held & ~closed
+            run = owners
+            while owners is run:
+                if ahead and (jumps or ahead[-1][0] == at + 1):
+                    probe, found = ahead.pop()
+                elif at + 1 == num:
+                    at, owners = num, None
+                    break
+                else:
+                    probe = at + 1
+                    if jumps:
+                        probe = min(at + step, num - 1)
+                        step *= GALLOP
+                    key = keys[probe]
+                    found = shards[key >> SHIFT].get(key)
+                while found is not run and (
+                    found is None
+                    or found.device & alive != own_device
+                    or found.held & alive != own_held
+                    or not found.anywhere & alive
+                ):
+                    if probe == at + 1:
+                        at, owners = probe, found
+                        break
+                    ahead.append((probe, found))
+                    probe = (at + probe) // 2
+                    key = keys[probe]
+                    found = shards[key >> SHIFT].get(key)
+                else:
+                    at = probe
+        device_runs.append((device, at))
+        held_runs.append((held, at))
+        column = bits.column(self.capacity, device_runs)
+        same = device_runs == held_runs
+        return Match(column, column if same else bits.column(self.capacity, held_runs), at)
 
     # ---------------------------------------------------------------- owner sets of blocks
 
-    def _set(self, keys: Sequence[int], bit: int, tier: Tier) -> list[int]:
+    def _set(self, keys: Sequence[int], rank: int, tier: Tier) -> list[int]:
         """Adds an owner; returns the keys that did not fit. Equal owners are worked out once."""
-        alone = old = new = self._sets.with_bit(None, tier, bit)
+        alone = self._alone[rank][tier]
+        if alone is None:
+            alone = self._sets.with_bit(None, tier, self._bits.of(rank))
+            self._alone[rank][tier] = alone
+        shards = self._shards
+        old: OwnerSet | None = None
+        new = alone
         refused = []
         for key in keys:
-            shard = self._shards[key >> SHIFT]
+            shard = shards[key >> SHIFT]
             owners = shard.get(key)
             if owners is None:
                 if self.num_blocks >= self.max_blocks:
@@ -258,27 +261,40 @@ class PrefixMap:
                 shard[key] = alone
                 continue
             if owners is not old:
-                old, new = owners, self._sets.with_bit(owners, tier, bit)
+                old, new = owners, self._sets.with_bit(owners, tier, alone.anywhere)
             if new is not old:
                 shard[key] = new
         self.num_refused += len(refused)
         return refused
 
-    def _unset(self, keys: Sequence[int], bit: int, tier: Tier) -> None:
+    def _unset(self, keys: Sequence[int], rank: int, tier: Tier) -> None:
         """Takes an owner away; a block without owners goes."""
-        old = new = self._sets.of(0, 0, 0)
+        alone = self._alone[rank][tier]
+        if alone is None:
+            return  # nothing was added in this life
+        shards = self._shards
+        old: OwnerSet | None = None
+        new = alone
         for key in keys:
-            shard = self._shards[key >> SHIFT]
+            shard = shards[key >> SHIFT]
             owners = shard.get(key)
+            if owners is alone:
+                del shard[key]
+                self.num_blocks -= 1
+                continue
             if owners is None:
                 continue
             if owners is not old:
-                old, new = owners, self._sets.without_bit(owners, tier, bit)
+                old, new = owners, self._sets.without_bit(owners, tier, alone.anywhere)
             if not new.anywhere:
                 del shard[key]
                 self.num_blocks -= 1
             elif new is not old:
                 shard[key] = new
+
+    def _retire(self, rank: int) -> None:
+        self._bits.retire(rank)
+        self._alone[rank] = [None] * len(Tier)
 
     def _strip(self, shard: dict[int, OwnerSet], keys: list[int]) -> None:
         dead = self._bits.sweeping

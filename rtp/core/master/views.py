@@ -16,7 +16,7 @@ from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.messages import Delta, KeyChange, Snapshot
 from rtp.core.types import Tier
 
-TIERS = frozenset(int(tier) for tier in Tier)
+TIERS = tuple(Tier)
 
 
 class Views:
@@ -58,9 +58,9 @@ class Views:
     def _apply(self, member: Member, changes: Iterable[KeyChange]) -> bool:
         """False when a change names a rank or tier there is not."""
         for change in changes:
-            if not 0 <= change.rank < len(member.rows) or change.tier not in TIERS:
+            if not 0 <= change.rank < len(member.rows) or not 0 <= change.tier < len(TIERS):
                 return False
-            row, tier = int(member.rows[change.rank]), Tier(change.tier)
+            row, tier = member.rows.item(change.rank), TIERS[change.tier]
             self._map.remove(row, change.removed, tier)
             self._map.add(row, change.added, tier)
         return True
