@@ -27,6 +27,7 @@ from rtp.io.handshake import read_secret
 from rtp.io.http_server import make_runner
 from rtp.io.master_loop import MasterLoop
 from rtp.io.metrics import Metrics
+from rtp.io.policy_watch import Watched
 from rtp.io.ratchet import next_number
 from rtp.io.runner_process import die_with
 from rtp.serving import listen, until_signal
@@ -55,6 +56,8 @@ class MasterServer:
             if reason:
                 self._on_note(Note("term.not_kept", {"term": term, "reason": reason}))
         routing = plugins.build("routing", config.routing.name, **config.routing.params)
+        if not plugins.is_own("routing", config.routing.name):
+            routing = Watched(routing)
         self._core = Master(
             term,
             routing,

@@ -52,6 +52,11 @@ def module(kind: str, name: str) -> ModuleType:
         ) from None
 
 
+def is_own(kind: str, name: str) -> bool:
+    """Whether it is of this tree, not a user's."""
+    return module(kind, name).__name__ == f"{PACKAGES[kind]}.{name}"
+
+
 def check(kind: str, name: str) -> list[str]:
     """Reasons why this choice cannot run here; empty is yes."""
     reasons = getattr(module(kind, name), "check", list)

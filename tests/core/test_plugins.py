@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import EntryPoint
 from types import ModuleType
 
 import pytest
@@ -14,12 +15,17 @@ NAMES = plugins.names("routing")
 Made = dict[str, object]
 
 
-def a_module(monkeypatch: pytest.MonkeyPatch, source: str) -> str:
-    """A user's module, importable by the dotted path that is returned."""
+def as_module(monkeypatch: pytest.MonkeyPatch, source: str) -> ModuleType:
+    """A user's module, importable by its dotted name."""
     for name in ("users", "users.choice"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    exec(source, sys.modules["users.choice"].__dict__)
-    return "users.choice"
+    module = sys.modules["users.choice"]
+    exec(source, module.__dict__)
+    return module
+
+
+def a_module(monkeypatch: pytest.MonkeyPatch, source: str) -> str:
+    return as_module(monkeypatch, source).__name__
 
 
 def test_an_unknown_name_shows_the_choices():
@@ -68,6 +74,17 @@ def test_a_whole_number_is_good_for_a_float():
 def test_a_users_module_is_found_by_its_dotted_path(monkeypatch: pytest.MonkeyPatch):
     path = a_module(monkeypatch, "def build(weight=1.0): return ('built', weight)")
     assert plugins.build("routing", path, weight=3) == ("built", 3)
+    assert plugins.is_own("routing", "predicted_ttft")
+    assert not plugins.is_own("routing", path)
+
+
+def test_an_installed_package_adds_a_name_by_an_entry_point(monkeypatch: pytest.MonkeyPatch):
+    path = a_module(monkeypatch, "def build(weight=1.0): return ('built', weight)")
+    entry = EntryPoint("kv_shy", path, "rtp.routing")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry][: group == "rtp.routing"])
+    assert "kv_shy" in plugins.names("routing")
+    assert plugins.build("routing", "kv_shy", weight=2) == ("built", 2)
+    assert not plugins.is_own("routing", "kv_shy")
 
 
 def test_a_module_without_build_is_no_plugin(monkeypatch: pytest.MonkeyPatch):

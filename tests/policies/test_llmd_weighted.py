@@ -9,7 +9,8 @@ import pytest
 
 from rtp.core import plugins
 from rtp.core.errors import ConfigError
-from tests.conformance.test_routing import a_query, predict
+from rtp.policies.check import a_predictor as predict
+from rtp.policies.check import a_query
 from tests.policies.test_routing import equal, winner
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from rtp.core import plugins
 from rtp.core.policy import Candidates
-from tests.conformance.test_routing import PROFILE, a_query, candidates, predict
+from rtp.policies.check import PROFILE, a_query
+from rtp.policies.check import a_predictor as predict
+from rtp.policies.check import some_candidates as candidates
 
 
 def equal(num: int, **columns: object) -> Candidates:

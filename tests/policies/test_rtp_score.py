@@ -9,7 +9,8 @@ import pytest
 
 from rtp.core import plugins
 from rtp.core.errors import ConfigError
-from tests.conformance.test_routing import a_query, predict
+from rtp.policies.check import a_predictor as predict
+from rtp.policies.check import a_query
 from tests.policies.test_routing import equal, winner
 
 # Prefills: 1 + 10 + 0.05 = 11.05 ms for all of 1000; 1 + 2 + 0.018 = 3.018 ms for 200 after 800.

@@ -344,6 +344,18 @@ def test_a_policy_that_fails_falls_back_to_the_least_wait_and_is_counted(answer:
     assert len(fleet.notes("policy.failed")) == 1
 
 
+def test_a_policy_that_fails_once_is_asked_again():
+    policy = Broken(RuntimeError("no"))
+    fleet = Fleet(policy)
+    fleet.add("w0")
+    fleet.add("w1")
+    assert fleet.grant(fleet.ask()).worker_id == "w0"
+    policy.answer = np.array([0.0, 1.0])
+    request = fleet.ask()
+    assert fleet.grant(request).worker_id == "w1"
+    assert fleet.master.placement(request)["fallback"] == ""
+
+
 def test_scores_that_differ_by_less_than_a_microsecond_are_equal():
     fleet = Fleet(Broken(np.array([1.0, 1.0 + 1e-8])))
     fleet.add("w0")
