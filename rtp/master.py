@@ -34,6 +34,8 @@ from rtp.serving import listen, until_signal
 from rtp.settings import from_command_line
 
 LAST_WORDS_S = 2.0
+WORKERS_RETURN_S = 5.0
+"""A worker that lost its Master tries to register every second or so, and may meet a timeout."""
 
 
 class MasterServer:
@@ -64,6 +66,7 @@ class MasterServer:
             max_queue_requests=config.max_queue_requests,
             max_queue_tokens=config.max_queue_tokens,
             ttft_limit_s=config.max_ttft_s,
+            grace_s=WORKERS_RETURN_S,
         )
         self._api = Api(
             config,

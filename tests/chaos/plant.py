@@ -25,6 +25,8 @@ from tests.support.oracles import Signs
 MAX_RANKS = 32
 KEPT_PLACEMENTS = 8
 AFFINITY_CHATS = 3
+GRACE_S = 2.0
+"""Of Masters whose frontends outlive them."""
 
 
 class UnsteadyRunner:
@@ -100,6 +102,7 @@ class Plant:
             max_ranks=MAX_RANKS,
             kept_placements=KEPT_PLACEMENTS,
             affinity_chats=AFFINITY_CHATS,
+            grace_s=0.0 if self.shape.with_master else GRACE_S,
         )
         self.world.add_master(core, term=self._term, skew_s=self._skew())
         for worker in self.world.workers.values() if self.asks_workers else ():

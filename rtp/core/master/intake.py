@@ -5,6 +5,7 @@ from __future__ import annotations
 from rtp.core.commands import Command, Note, Send
 from rtp.core.hashing import low64
 from rtp.core.master.admission import Admission
+from rtp.core.master.early import Early
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.placement import reusable
@@ -18,7 +19,8 @@ from rtp.core.types import FloatArray, FrontendId, RequestId
 
 
 class Intake:
-    """`waiting` holds every request that has neither a grant nor an end, by id."""
+    """`waiting` holds every request that has neither a grant nor an end, by id, but for those that
+    are early."""
 
     def __init__(
         self,
@@ -28,8 +30,10 @@ class Intake:
         fleet: Fleet,
         admission: Admission,
         totals: Totals,
+        early: Early,
     ) -> None:
         self.waiting: dict[RequestId, Waiting] = {}
+        self.early = early
         self._ranks = ranks
         self._map = prefix_map
         self._ledger = ledger
@@ -44,7 +48,13 @@ class Intake:
         out: list[Command] = []
         arrival = now
         before = self.waiting.get(ask.request_id)
+        early = self.early.get(ask.request_id)
         booking = self._ledger.find(ask.request_id)
+        if early is not None:
+            if ask.attempt <= early.ask.attempt:
+                return []
+            arrival = early.arrival
+            self.early.remove(ask.request_id)
         if before is not None:
             if ask.attempt <= before.ask.attempt:
                 return []
@@ -57,18 +67,22 @@ class Intake:
                 return [] if booking.seen else [Send(ask.frontend_id, booking.grant)]
             arrival = booking.arrival
             out += self._fleet.withdraw(booking, now)
-        if before or booking or ask.failed:
+        again = bool(before or early or booking or ask.failed)
+        if again:
             self._totals.replaced += 1
             self._totals.failed_attempts += ask.failed
         self._fleet.frontends.setdefault(ask.frontend_id)
-        refusal = self._admit(ask, arrival, now, again=bool(before or booking or ask.failed))
+        refusal = self._admit(ask, arrival, now, again=again)
         return out if refusal is None else out + _refused(ask, refusal)
 
     def cancel(self, cancel: Cancel, now: float) -> list[Command]:
         """Withdraws everything of the request up to that attempt."""
         waiting = self.waiting.get(cancel.request_id)
+        early = self.early.get(cancel.request_id)
         booking = self._ledger.find(cancel.request_id)
         self._totals.cancelled += 1
+        if early is not None and early.ask.attempt <= cancel.attempt:
+            self.early.remove(cancel.request_id)
         if waiting is not None and waiting.ask.attempt <= cancel.attempt:
             self._withdraw(waiting)
         if booking is not None and booking.grant.attempt <= cancel.attempt:
@@ -79,9 +93,25 @@ class Intake:
         """Its queued asks are dropped. Granted ones may run on, for streams are not this link:
         the worker's reports, or the lease, settle them."""
         self._fleet.frontends.pop(frontend_id, None)
+        self.early.frontend_down(frontend_id)
         for waiting in list(self.waiting.values()):
             if waiting.ask.frontend_id == frontend_id:
                 self._withdraw(waiting)
+
+    def recall(self, now: float) -> list[Command]:
+        """Asks anew for those that came before any worker and need not, or may not, wait on."""
+        out: list[Command] = []
+        for early in self.early.due(self._alive, now) if len(self.early) else ():
+            if now >= early.deadline:
+                refusal: Refuse | None = self._admission.deadline_passed(early.ask)
+            else:
+                refusal = self._admit(early.later(now), early.arrival, now, again=early.again)
+            out += [] if refusal is None else _refused(early.ask, refusal)
+        return out
+
+    def _alive(self, model: str) -> bool:
+        pool = self._fleet.pools.get(model)
+        return pool is not None and pool.alive
 
     def expire(self, pool: Pool, now: float) -> list[Command]:
         """Deadlines that passed; everybody, when nobody is left to serve the model."""
@@ -100,11 +130,11 @@ class Intake:
         """Lets the request into its model's window, or tells why not. again: it passed the limits
         with an earlier attempt, so that only facts can refuse it now."""
         pool = self._fleet.pools.get(ask.model)
-        if pool is None:
-            if not len(self._fleet.members):
-                return self._admission.no_worker(ask)
-            return self._admission.unknown_model(ask)
-        if not pool.alive:
+        if pool is None or not pool.alive:
+            if self.early.takes(ask, arrival, now, again=again):
+                return None
+            if pool is None and len(self._fleet.members):
+                return self._admission.unknown_model(ask)
             return self._admission.no_worker(ask)
         refusal = self._admission.never_fits(ask, pool.max_model_len, pool.kv_total)
         if refusal is not None:

@@ -14,6 +14,7 @@ from rtp.core.commands import Command
 from rtp.core.events import Event, From, FrontendDown, FrontendUp, LinkDown, LinkUp, Tick
 from rtp.core.master.admission import Admission
 from rtp.core.master.affinity import Affinity
+from rtp.core.master.early import Early
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.intake import Intake
 from rtp.core.master.ledger import Ledger
@@ -67,9 +68,12 @@ class Master:
         affinity_age_s: float = 3600.0,
         kept_placements: int = 1000,
         prefix_map: PrefixMap | None = None,
+        grace_s: float = 0.0,
     ) -> None:
         """limits: False switches off the queue and TTFT gates. lead_s: start value of what is then
-        measured. prefix_map: for tests; max_blocks bounds the Master's own. Raises ConfigError."""
+        measured. grace_s: how long after the start an Ask waits for a first worker of its model,
+        which may be coming back. prefix_map: for tests; max_blocks bounds the Master's own. Raises
+        ConfigError."""
         self.term = term
         self.map = prefix_map or PrefixMap(max_ranks, max_blocks)
         self.ranks = Ranks(max_ranks)
@@ -88,7 +92,13 @@ class Master:
         self._views = Views(self.map)
         self._progress = Progress(self.ranks, self.ledger, self.fleet, self.totals)
         self.intake = Intake(
-            self.ranks, self.map, self.ledger, self.fleet, self.admission, self.totals
+            self.ranks,
+            self.map,
+            self.ledger,
+            self.fleet,
+            self.admission,
+            self.totals,
+            Early(grace_s, max_queue_requests),
         )
         self._rounds = Rounds(
             self.ranks,
@@ -124,6 +134,7 @@ class Master:
         """One event's commands, in order. An event that is not the Master's is ignored."""
         if self._started_at is None:
             self._started_at = now
+            self.intake.early.start(now)
         handler = self._handlers.get(type(event))
         if handler is None:
             return []
@@ -136,7 +147,7 @@ class Master:
         """When to call with Tick if nothing else happens; a past time means at once."""
         if self._due_now is not None:
             return self._due_now
-        due = min(self.fleet.members.next_due, self.ledger.next_due)
+        due = min(self.fleet.members.next_due, self.ledger.next_due, self.intake.early.next_due)
         if self._sweeping:
             due = min(due, self._swept_at + SWEEP_PAUSE_S)
         for pool in self.fleet.pools.values():
@@ -162,7 +173,7 @@ class Master:
 
     def idle(self) -> bool:
         """No request waits, nothing is charged."""
-        return not self.intake.waiting and self.ledger.idle()
+        return not self.intake.waiting and not len(self.intake.early) and self.ledger.idle()
 
     def check(self) -> None:
         """Asserts what must hold between events. For tests; O(everything)."""
@@ -180,6 +191,7 @@ class Master:
         out = self._links.check(now)
         self.ledger.settle_lingering(now)
         out += self._expire_leases(now, stood_still)
+        out += self.intake.recall(now)
         for pool in self.fleet.pools.values():
             out += self.intake.expire(pool, now)
             if pool.dirty or now >= pool.next_round:
