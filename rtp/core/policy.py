@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from rtp.core.types import BoolArray, FloatArray, IntArray
 
 
@@ -13,7 +15,8 @@ from rtp.core.types import BoolArray, FloatArray, IntArray
 class Candidates:
     """The ranks one request could go to, as it sees them at one instant.
 
-    Arrays of length R, same row, same rank; rows in ascending rank_ids. Tokens, seconds.
+    Arrays of length R, same row, same rank; rows in ascending rank_ids. Tokens, seconds. They are
+    made when first read, are read-only, and hold for this call only.
     """
 
     rank_ids: IntArray
@@ -30,8 +33,7 @@ class Candidates:
     affine: BoolArray  # served this chat before
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a policy may know of the request."""
 
     num_tokens: int

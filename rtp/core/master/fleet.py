@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rtp.core.commands import Command, HangUp, Note, Send
+from rtp.core.master.booking import Booking
+from rtp.core.master.columns import NO_ROWS
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.members import Member, Members, MemberState
-from rtp.core.master.pool import NO_ROWS, Pool, schedulable
+from rtp.core.master.pool import Pool, schedulable
 from rtp.core.master.predictor import HardwareClass
 from rtp.core.master.prefix_map import PrefixMap
-from rtp.core.master.ranks import Booking, Ranks
+from rtp.core.master.ranks import Ranks
 from rtp.core.messages import Fence, Register, WorkerLost
 from rtp.core.types import FrontendId, IntArray, WorkerId
 
@@ -26,6 +29,7 @@ SAMPLES_PER_MEAN = 32
 class _Seat:
     member: Member
     rank: int
+    place: tuple[WorkerId, int]
 
 
 class Fleet:
@@ -54,8 +58,9 @@ class Fleet:
         return seat.member, seat.rank
 
     def place_of(self, row: int) -> tuple[WorkerId, int]:
-        member, rank = self.at_row(row)
-        return member.worker_id, rank
+        seat = self._seats[row]
+        assert seat is not None
+        return seat.place
 
     def row_of(self, place: tuple[WorkerId, int] | None) -> int:
         """-1 when that worker or rank is not there."""
@@ -72,7 +77,7 @@ class Fleet:
     def learned(self, member: Member) -> None:
         """Its hardware class saw a sample: every rank of the class predicts anew."""
         hardware = member.hardware
-        self._ranks.coefficients[:, hardware.rows] = hardware.coefficients[:, None]
+        self._ranks.profiles[hardware.index] = hardware.coefficients
         pool = self.pools.get(member.register.model)
         if pool is not None and hardware.num_samples % SAMPLES_PER_MEAN == 0:
             pool.learn(self._ranks)
@@ -107,9 +112,9 @@ class Fleet:
         member = Member(register, rows, self._hardware(register), since=now)
         hardware = member.hardware
         hardware.rows = np.concatenate([hardware.rows, rows])
-        self._ranks.coefficients[:, rows] = hardware.coefficients[:, None]
+        self._ranks.classes[rows] = hardware.index
         for rank, row in enumerate(rows.tolist()):
-            self._seats[row] = _Seat(member, rank)
+            self._seats[row] = _Seat(member, rank, (member.worker_id, rank))
             self._map.promise(row, register.prefix_closed)
         if schedulable(register.role):
             if register.model not in self.pools:
@@ -159,10 +164,12 @@ class Fleet:
         key = (*what, register.hardware or register.profile)
         if key not in self._classes:
             self._classes = {k: v for k, v in self._classes.items() if len(v.rows)}
-            self._classes[key] = HardwareClass(register.profile)
+            used = {other.index for other in self._classes.values()}
+            free = next(i for i in itertools.count() if i not in used)
+            self._classes[key] = HardwareClass(register.profile, free)
         hardware = self._classes[key]
         hardware.offer(register.profile)
-        self._ranks.coefficients[:, hardware.rows] = hardware.coefficients[:, None]
+        self._ranks.profiles[hardware.index] = hardware.coefficients
         return hardware
 
     # ------------------------------------------------------------ loss

@@ -166,7 +166,7 @@ class Intake:
         drain_s = pool.window.service_s / ranks
         wait_s = 0.0
         if len(pool.rows):
-            wait_s = max(0.0, float(self._ranks.busy_until[pool.rows].min()) - now)
+            wait_s = max(0.0, float(self._ranks.busy_s(pool.at, now).min()))
         return self._admission.too_much(
             ask,
             requests=pool.window.num_waiting,

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
+from rtp.core.master.booking import Booking
 from rtp.core.master.prefix_map import PrefixMap
-from rtp.core.master.ranks import Booking, Ranks
+from rtp.core.master.ranks import Ranks
 from rtp.core.types import Hashes, IntArray, RequestId
 
 LINGER_S = 0.2

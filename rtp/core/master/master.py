@@ -187,6 +187,7 @@ class Master:
 
     def _tick(self, event: Tick, now: float) -> list[Command]:
         self._due_now = None
+        self.ranks.settle_reports()
         stood_still = self.fleet.members.forgive(now)
         out = self._links.check(now)
         self.ledger.settle_lingering(now)

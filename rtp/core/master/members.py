@@ -19,8 +19,8 @@ from enum import StrEnum
 from math import inf
 
 from rtp.core.commands import Command, Dial
+from rtp.core.master.booking import Booking
 from rtp.core.master.predictor import HardwareClass
-from rtp.core.master.ranks import Booking
 from rtp.core.messages import Fence, Register
 from rtp.core.types import IntArray, RequestId, WorkerId
 
@@ -76,6 +76,8 @@ class Member:
     """Of the last message, or when the link opened or closed."""
     status_at: float = -inf
     """Of the last Status."""
+    table: IntArray | None = None
+    """[ranks, len(STATUS_COLUMNS)] of the last Status."""
     next_dial: float = inf
     num_dials: int = 0
     armed_at: float = inf

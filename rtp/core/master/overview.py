@@ -6,10 +6,11 @@ from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from rtp.core.master.columns import NUM_REPORTED
 from rtp.core.master.members import SHOWN, Departed, Member
-from rtp.core.master.placement import Reasons
+from rtp.core.master.placement import ROUND_DIGITS, Reasons
 from rtp.core.master.pool import Pool
-from rtp.core.master.ranks import NUM_REPORTED, Ranks
+from rtp.core.master.ranks import Ranks
 from rtp.core.messages import STATUS_COLUMNS
 from rtp.core.types import RequestId
 
@@ -24,6 +25,7 @@ Facts = dict[str, object]
 def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
     """Workers by id, models by name, counters; of workers that left, the last 64."""
     fleet, totals, placements = master.fleet, master.totals, master.placements
+    master.ranks.settle_reports()
     members = list(fleet.members)
     states = dict.fromkeys(SHOWN, 0)
     for member in members:
@@ -82,14 +84,6 @@ def placement(master: Master, request_id: RequestId) -> Facts | None:
 
 
 def _reasons(master: Master, reasons: Reasons) -> Facts:
-    columns = zip(
-        reasons.places,
-        reasons.scores.tolist(),
-        reasons.matched_tokens.tolist(),
-        reasons.wait_s.tolist(),
-        reasons.prefill_s.tolist(),
-        strict=True,
-    )
     return {
         "number": reasons.number,
         "at": reasons.at,
@@ -97,15 +91,15 @@ def _reasons(master: Master, reasons: Reasons) -> Facts:
         "fallback": reasons.fallback,
         "candidates": [
             {
-                "worker_id": worker_id,
-                "rank": rank,
+                "worker_id": reason.place[0],
+                "rank": reason.place[1],
                 "chosen": i == 0,
-                "score": score if isfinite(score) else None,
-                "matched_tokens": matched,
-                "wait_s": wait_s,
-                "prefill_s": prefill_s,
+                "score": round(reason.score, ROUND_DIGITS) if isfinite(reason.score) else None,
+                "matched_tokens": reason.matched_tokens,
+                "wait_s": reason.wait_s,
+                "prefill_s": reason.prefill_s,
             }
-            for i, ((worker_id, rank), score, matched, wait_s, prefill_s) in enumerate(columns)
+            for i, reason in enumerate(reasons.best)
         ],
     }
 

@@ -16,27 +16,33 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf, isfinite
 
+import msgspec
 import numpy as np
 
 from rtp.core.hashing import low64
+from rtp.core.master.offer import Offer
 from rtp.core.master.predictor import RankPredict
 from rtp.core.master.prefix_map import PrefixMap
-from rtp.core.master.ranks import MOST_HELD, View
+from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
-from rtp.core.policy import Candidates, Query, Routing
+from rtp.core.messages import Ask
+from rtp.core.policy import Query, Routing
 from rtp.core.types import BoolArray, FloatArray, RequestId, WorkerId, num_hashes
 
 ROUND_DIGITS = 6
 """Scores are compared in whole microseconds, so that every machine decides alike."""
+ROUNDING = 2.0 * 10.0**-ROUND_DIGITS
+SMALLEST_PART = 1e-15
+"""Scores that differ by more than one of these, the second times their size, never round alike."""
 MOST_REASON = 200
 """Characters kept of a failing policy's message."""
 TOLD = 4
 """Top candidates whose numbers are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a look at one request found."""
 
     row: int
@@ -51,16 +57,23 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Reason:
+    """One of the best candidates, and its numbers."""
+
+    place: tuple[WorkerId, int]
+    score: float
+    matched_tokens: float
+    wait_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Reasons:
     """Why a request went where it did: the best candidates, the chosen one first."""
 
     number: int
     at: float
-    places: list[tuple[WorkerId, int]]
-    scores: FloatArray
-    matched_tokens: FloatArray
-    wait_s: FloatArray
-    prefill_s: FloatArray
+    best: list[Reason]
     num_candidates: int
     fallback: str
 
@@ -93,41 +106,33 @@ class Placement:
         block_size: int,
         expected_output: int,
         *,
-        ready: BoolArray,
         allowed: BoolArray,
         affine_row: int,
         now: float,
     ) -> Choice | None:
         """The best rank for one request, or None when no ready rank can take it.
 
-        ready, allowed: [R] of view.rows: under the lead; open to this request. expected_output:
-        tokens of one choice. Cost: one prefix match and about 40 array calls, whatever R.
+        allowed: [R] of view.rows, those open to this request. expected_output: tokens of one
+        choice. Cost: one prefix match, about 15 array calls and those of the policy, whatever R.
         """
         self.num_looks += 1
         ask = waiting.ask
         match = self._map.match(low64(ask.hashes))
         most = reusable(ask.num_tokens, block_size)
-        matched = np.minimum(match.device.take(view.rows) * block_size, most)
-        new = ask.num_tokens - matched
-        fits = allowed & (view.room >= new + ask.n * expected_output)
-        if not (fits & ready).any():
+        matched = np.minimum(view.at.of(match.device) * block_size, most)
+        fits = allowed & (view.room >= (ask.num_tokens + ask.n * expected_output) - matched)
+        ready = fits & view.ready
+        if not ready.any():
             return None
-        worth_a_wait = view.held < MOST_HELD if self._holds else False
-        at = (fits & (ready | worth_a_wait)).nonzero()[0]
-        rows = view.rows.take(at)
-        offered = Candidates(
-            rank_ids=rows,
-            matched_tokens=matched.take(at),
-            host_tokens=np.minimum(match.host.take(rows) * block_size, most),
-            best_tokens=float(min(match.best * block_size, most)),
-            wait_s=view.wait_s.take(at),
-            prefill_tokens=view.prefill_tokens.take(at),
-            num_requests=view.num_requests.take(at),
-            decode_rows=view.decode_rows.take(at),
-            context_tokens=view.context_tokens.take(at),
-            kv_free=view.kv_free.take(at),
-            kv_total=view.kv_total.take(at),
-            affine=rows == affine_row,
+        offered = fits & (view.ready | view.worth_a_wait) if self._holds else ready
+        offer = Offer(
+            view,
+            offered,
+            matched=matched,
+            match=match,
+            block_size=block_size,
+            most=most,
+            affine_row=affine_row,
         )
         query = Query(
             num_tokens=ask.num_tokens,
@@ -138,25 +143,24 @@ class Placement:
             number=self.num_decisions,
             expected_output=expected_output,
         )
-        predict = RankPredict(view.coefficients.take(at, axis=1))
-        prefill_s = predict.prefill_s(new.take(at), offered.matched_tokens)
+        predict = RankPredict(offer.coefficients, len(offer))
         known = self.last_fallback
-        scores, fallback = self._score(query, offered, predict, prefill_s)
-        ties = (scores == scores.max()).nonzero()[0]
-        keys = (rows, view.load.take(at), ~offered.affine, ~ready.take(at))
-        best = int(ties[np.lexsort([key.take(ties) for key in keys])[0]])
-        hold = not ready[at[best]]
-        if not hold:
-            self._keep(ask.request_id, offered, scores, prefill_s, best, fallback, now)
-        return Choice(
-            row=int(offered.rank_ids[best]),
+        scores, fallback = self._score(query, offer, predict)
+        best = _best(scores, offer)
+        hold = not offer.ready(best)
+        cached = offer.matched_tokens.item(best)
+        choice = Choice(
+            row=offer.rank_ids.item(best),
             hold=hold,
-            matched_tokens=int(offered.matched_tokens[best]),
-            new_tokens=int(new[at[best]]),
-            prefill_s=float(prefill_s[best]),
-            wait_s=float(offered.wait_s[best]),
+            matched_tokens=int(cached),
+            new_tokens=ask.num_tokens - int(cached),
+            prefill_s=predict.prefill_of(best, ask.num_tokens - cached, cached),
+            wait_s=offer.wait_s.item(best),
             failure=fallback if fallback != known else "",
         )
+        if not hold:
+            self._keep(ask, offer, predict, scores, best, fallback, now)
+        return choice
 
     def reasons(self, request_id: RequestId) -> Reasons | None:
         return self._reasons.get(request_id)
@@ -166,52 +170,61 @@ class Placement:
         ids = list(self._reasons)[-count:]
         return [(request_id, self._reasons[request_id]) for request_id in reversed(ids)]
 
-    def _score(
-        self, query: Query, offered: Candidates, predict: RankPredict, prefill_s: FloatArray
-    ) -> tuple[FloatArray, str]:
-        """The policy's scores in whole microseconds; least predicted wait where it fails."""
+    def _score(self, query: Query, offer: Offer, predict: RankPredict) -> tuple[FloatArray, str]:
+        """The policy's scores, ours to change; least predicted wait where it fails."""
         try:
-            scores = np.asarray(self._routing.score(query, offered, predict), dtype=np.float64)
+            scores = np.array(self._routing.score(query, offer, predict), dtype=np.float64)
         except Exception as error:  # a user's policy may raise anything; serving goes on
             reason = f"raised {type(error).__name__}: {error}"[:MOST_REASON]
         else:
-            if scores.shape != offered.rank_ids.shape:
-                reason = f"returned shape {scores.shape}, not {offered.rank_ids.shape}"
-            elif np.isnan(scores).any():
+            if scores.shape != (len(offer),):
+                reason = f"returned shape {scores.shape}, not {(len(offer),)}"
+            elif np.isnan(scores.max()):
                 reason = "returned NaN"
             else:
-                return np.round(scores, ROUND_DIGITS), ""
+                return scores, ""
         self.num_fallbacks += 1
         self.last_fallback = reason
-        return np.round(-(offered.wait_s + prefill_s), ROUND_DIGITS), reason
+        matched = offer.matched_tokens
+        return -(offer.wait_s + predict.prefill_s(query.num_tokens - matched, matched)), reason
 
     def _keep(
         self,
-        request_id: RequestId,
-        offered: Candidates,
+        ask: Ask,
+        offer: Offer,
+        predict: RankPredict,
         scores: FloatArray,
-        prefill_s: FloatArray,
         best: int,
         fallback: str,
         now: float,
     ) -> None:
-        top = np.argpartition(-scores, min(TOLD, len(scores) - 1))[:TOLD]
-        top = top[np.lexsort((offered.rank_ids[top], -scores[top], top != best))]
-        self._reasons.pop(request_id, None)
-        self._reasons[request_id] = Reasons(
-            number=self.num_decisions,
-            at=now,
-            places=[self._place_of(row) for row in offered.rank_ids[top].tolist()],
-            scores=scores[top],
-            matched_tokens=offered.matched_tokens[top],
-            wait_s=offered.wait_s[top],
-            prefill_s=prefill_s[top],
-            num_candidates=len(scores),
-            fallback=fallback,
-        )
+        """Remembers the numbers of the best. Uses the scores up."""
+        top = []
+        for at in range(min(TOLD, len(scores))):
+            index = int(scores.argmax()) if at else best
+            cached = offer.matched_tokens.item(index)
+            prefill_s = predict.prefill_of(index, ask.num_tokens - cached, cached)
+            place = self._place_of(offer.rank_ids.item(index))
+            score = scores.item(index)
+            top.append(Reason(place, score, cached, offer.wait_s.item(index), prefill_s))
+            scores[index] = -inf
+        self._reasons.pop(ask.request_id, None)
+        self._reasons[ask.request_id] = Reasons(self.num_decisions, now, top, len(scores), fallback)
         self.num_decisions += 1
         if len(self._reasons) > self._kept:
             self._reasons.popitem(last=False)
+
+
+def _best(scores: FloatArray, offer: Offer) -> int:
+    """The highest score; of those that are equal in whole microseconds the least loaded."""
+    best = int(scores.argmax())
+    top = scores.item(best)
+    slack = ROUNDING + SMALLEST_PART * abs(top) if isfinite(top) else 0.0
+    near = (scores >= top - slack).nonzero()[0]
+    if len(near) == 1:
+        return best
+    rounded = np.round(scores.take(near), ROUND_DIGITS)
+    return offer.least(near[rounded == rounded.max()])
 
 
 def reusable(num_tokens: int, block_size: int) -> int:

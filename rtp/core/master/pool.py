@@ -7,13 +7,13 @@ from math import inf
 
 import numpy as np
 
+from rtp.core.master.columns import NO_ROWS, Rows
 from rtp.core.master.members import Member
 from rtp.core.master.predictor import OutputLengths
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.window import Waiting, Window
 from rtp.core.types import FloatArray, IntArray, Role, WorkerId
 
-NO_ROWS = np.zeros(0, dtype=np.int64)
 LEAST_LEAD_S = 0.005
 MOST_LEAD_S = 0.25
 GAP_SAMPLES = 256
@@ -50,6 +50,8 @@ class Pool:
         """Those present, with a role that prefills and decodes."""
         self.rows: IntArray = NO_ROWS
         """Rows that may get new grants, ascending."""
+        self.at = Rows(NO_ROWS, NO_ROWS)
+        """The same, to read columns by."""
         self._all_rows: IntArray = NO_ROWS
         self.block_size = 0
         self.max_model_len = 0
@@ -78,6 +80,7 @@ class Pool:
         members = list(self.members.values())
         usable = [m.rows for m in members if m.usable]
         self.rows = np.sort(np.concatenate(usable)) if usable else NO_ROWS
+        self.at = Rows(self.rows, ranks.classes[self.rows])
         if members:
             self.block_size = members[0].register.block_size
             self.max_model_len = max(m.register.max_model_len for m in members)
@@ -95,7 +98,8 @@ class Pool:
 
     def learn(self, ranks: Ranks) -> None:
         """Takes in what the predictor learned of its ranks."""
-        self.coefficients = ranks.coefficients[:, self._all_rows].mean(axis=1)
+        profiles = ranks.profiles[ranks.classes[self._all_rows]]
+        self.coefficients = np.ascontiguousarray(profiles.T).mean(axis=1)
 
     def let_go(self, waiting: Waiting, ranks: Ranks) -> None:
         """A held request competes again."""

@@ -51,14 +51,28 @@ def decode_seconds(coefficients: FloatArray, batch: FloatArray, context: FloatAr
 class RankPredict:
     """What a policy asks: row i of its columns is answered for rank i's hardware."""
 
-    def __init__(self, coefficients: FloatArray) -> None:
-        self._coefficients = coefficients  # [6, R]
+    def __init__(self, coefficients: FloatArray, num_ranks: int = 0) -> None:
+        """coefficients: [6, R], or [6, 1] where all `num_ranks` have the same."""
+        self._coefficients = coefficients
+        self._num_ranks = num_ranks or coefficients.shape[1]
 
     def prefill_s(self, new: FloatArray, cached: FloatArray) -> FloatArray:
-        return prefill_seconds(self._coefficients, new, cached)
+        return self._column(prefill_seconds(self._coefficients, new, cached), new, cached)
 
     def decode_s(self, batch: FloatArray, context: FloatArray) -> FloatArray:
-        return decode_seconds(self._coefficients, batch, context)
+        return self._column(decode_seconds(self._coefficients, batch, context), batch, context)
+
+    def prefill_of(self, index: int, new: float, cached: float) -> float:
+        """For one of the ranks."""
+        at = index if self._coefficients.shape[1] > 1 else 0
+        a, b, c = self._coefficients[:3, at].tolist()
+        return float(a + new * (b + c * (cached + 0.5 * new)))
+
+    def _column(self, seconds: FloatArray, *given: FloatArray) -> FloatArray:
+        """A number is a column of itself."""
+        if any(np.ndim(argument) for argument in given):
+            return seconds
+        return np.broadcast_to(seconds, (self._num_ranks,))
 
 
 Three = tuple[float, float, float]
@@ -138,7 +152,9 @@ def _solve(squares: tuple[float, ...], right: Three) -> Three:
 class HardwareClass:
     """The predictor of all ranks that run one model on one kind of machine."""
 
-    def __init__(self, profile: tuple[float, ...]) -> None:
+    def __init__(self, profile: tuple[float, ...], index: int = 0) -> None:
+        """index: where Ranks keeps its coefficients."""
+        self.index = index
         self._measured = _usable(profile)
         start = profile if self._measured else DEFAULT_PROFILE
         self.prefill = Fit(start[:3])

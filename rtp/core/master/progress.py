@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rtp.core.master.booking import Booking
+from rtp.core.master.columns import COLUMN
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.members import Member
 from rtp.core.master.pool import Pool
-from rtp.core.master.ranks import COLUMN, Booking, Ranks
+from rtp.core.master.ranks import Ranks
 from rtp.core.master.totals import Totals
 from rtp.core.messages import Finished, FirstToken, Status
 from rtp.core.types import RequestId
 
-PREFILL, ROWS, CONTEXT = (COLUMN[c] for c in ("prefill_tokens", "decode_rows", "context_tokens"))
+PREFILL, ROWS = COLUMN["prefill_tokens"], COLUMN["decode_rows"]
+CONTEXT, STEP_US = COLUMN["context_tokens"], COLUMN["step_us"]
 
 
 class Progress:
@@ -48,7 +51,7 @@ class Progress:
         for end in finished:
             booking = self._booking(member, end)
             if booking is not None and end.reason == "rejected":
-                self._ranks.refused[booking.row] = True
+                self._ranks.refuse(booking.row)
 
     def parked(self, member: Member, request_ids: Iterable[RequestId]) -> None:
         """Which of its requests wait for slow readers now. A grant not seen is another attempt."""
@@ -71,21 +74,23 @@ class Progress:
         The step was a pure one if no prompt was under way at either end, and is new if the decode
         rows' context grew: an idle beat tells of the same step again.
         """
-        after, before = status.columns(), self._ranks.reported[:, member.rows].T
+        if member.table is None:
+            return
+        table = status.columns()
+        rows, rows_before = table[:, ROWS].tolist(), member.table[:, ROWS].tolist()
+        if not any(rows):
+            return
         pure = (
-            (after[:, PREFILL] == 0)
-            & (before[:, PREFILL] == 0)
-            & (after[:, ROWS] > 0)
-            & (after[:, ROWS] == before[:, ROWS])
-            & (after[:, CONTEXT] > before[:, CONTEXT])
-        )
-        if pure.any():
-            rank = int(pure.argmax())
-            step_s = float(after[rank, COLUMN["step_us"]]) * 1e-6
-            member.hardware.observe_decode(
-                float(after[rank, ROWS]), float(after[rank, CONTEXT]), step_s
-            )
-            self._fleet.learned(member)
+            (table[:, PREFILL] == 0)
+            & (member.table[:, PREFILL] == 0)
+            & (table[:, CONTEXT] > member.table[:, CONTEXT])
+        ).tolist()
+        for rank, batch in enumerate(rows):
+            if pure[rank] and batch and batch == rows_before[rank]:
+                context, step_us = float(table[rank, CONTEXT]), float(table[rank, STEP_US])
+                member.hardware.observe_decode(float(batch), context, step_us * 1e-6)
+                self._fleet.learned(member)
+                return
 
     def _booking(self, member: Member, item: FirstToken | Finished) -> Booking | None:
         booking = self._ledger.find(item.request_id, item.attempt)

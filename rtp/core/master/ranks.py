@@ -10,71 +10,20 @@ one object and go back once, however the request ends; check() recounts.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
 from rtp.core.errors import IllegalMove
+from rtp.core.master.booking import Booking
+from rtp.core.master.columns import COLUMN, MIXED, NUM_REPORTED, Rows
 from rtp.core.master.predictor import NUM_COEFFICIENTS, decode_seconds, prefill_seconds
-from rtp.core.messages import STATUS_COLUMNS, Grant
-from rtp.core.types import BoolArray, FloatArray, FrontendId, Hashes, IntArray
+from rtp.core.master.view import MASK_BITS, MOST_HELD, View
+from rtp.core.types import FloatArray, IntArray
 
-NUM_REPORTED = STATUS_COLUMNS.index("granted_upto")
-"""Columns of Status.table that are load; the two behind them are about grant numbers."""
-COLUMN = {name: i for i, name in enumerate(STATUS_COLUMNS)}
-MASK_BITS = 64
+UPTO, MASK = COLUMN["granted_upto"], COLUMN["granted_mask"]
 ROWS_AHEAD = 16
 """A rank may have one request more than it has rows, and one for so many rows: the next ones are
 there when a row ends, the others wait where they can still go to another rank."""
-MOST_HELD = 3
-"""Requests that may wait for one busy rank. One costs tail latency, many make a herd."""
-
-
-@dataclass(slots=True, eq=False)
-class Booking:
-    """One grant, from the decision until the end of the request. Changed by Ranks only."""
-
-    grant: Grant
-    row: int
-    frontend_id: FrontendId
-    model: str
-    tenant: str
-    choices: int
-    hashes: Hashes
-    new_tokens: int
-    """Prompt tokens to compute; charged until seen."""
-    reserved_tokens: int
-    """Expected output; reserved until the end."""
-    prefill_s: float
-    granted_at: float
-    arrival: float
-    open: bool = True
-    seen: bool = False
-    first_token: bool = False
-    parked: bool = False
-    """It waits for a slow reader and holds no pages: nothing is reserved for it meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Columns of some ranks at one instant, own charges included. Length R, rows ascending."""
-
-    rows: IntArray
-    busy_s: FloatArray  # predicted prefill work not finished
-    wait_s: FloatArray  # until a new prefill could start: busy_s and the requests held for the rank
-    prefill_tokens: FloatArray
-    num_requests: FloatArray
-    decode_rows: FloatArray
-    context_tokens: FloatArray
-    kv_free: FloatArray
-    kv_total: FloatArray
-    room: FloatArray  # tokens a further request may need; infinite on a rank without requests
-    load: FloatArray  # tokens in play, for ties
-    held: FloatArray
-    numbered: BoolArray  # a further grant's number would fit the mask of Status
-    open: BoolArray  # has not just refused a grant, and has a row for a further request
-    reported_at: FloatArray  # when its last Status came
-    coefficients: FloatArray  # [6, R]
 
 
 class Ranks:
@@ -90,13 +39,17 @@ class Ranks:
         self.held_s = np.zeros(capacity)
         self.busy_until = np.zeros(capacity)
         self.budget = np.ones(capacity)
-        self.coefficients = np.zeros((NUM_COEFFICIENTS, capacity))
+        self.classes = np.zeros(capacity, dtype=np.int64)
+        """Hardware class of each row, an index into `profiles`."""
+        self.profiles = np.zeros((capacity + 1, NUM_COEFFICIENTS))
+        """What the predictor knows of each class; never more classes than ranks, and a new one."""
         self.next_number = np.zeros(capacity, dtype=np.int64)
         self.seen_upto = np.full(capacity, -1, dtype=np.int64)
         self.most_requests = np.full(capacity, np.inf)
         self.parked_requests = np.zeros(capacity)
         self.refused = np.zeros(capacity, dtype=np.bool_)
         self.reported_at = np.full(capacity, -np.inf)
+        self._reports: list[tuple[IntArray, IntArray, float]] = []
         self._open: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._unseen: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._free = deque(range(capacity))
@@ -107,6 +60,7 @@ class Ranks:
         """Rows for a worker's ranks, empty and idle; None when the table is full."""
         if len(kv_total) > len(self._free):
             return None
+        self.settle_reports()
         rows = np.array([self._free.popleft() for _ in kv_total], dtype=np.int64)
         self.reported[:, rows] = 0
         self.reported[COLUMN["kv_free"], rows] = kv_total
@@ -122,6 +76,7 @@ class Ranks:
 
     def give_back(self, rows: IntArray) -> None:
         """The worker is gone; its bookings were released before."""
+        self.settle_reports()
         for row in rows.tolist():
             if self._open[row]:
                 raise IllegalMove(f"row {row} leaves with open bookings")
@@ -153,6 +108,7 @@ class Ranks:
         row = booking.row
         del self._open[row][booking.grant.number]
         if not booking.seen:
+            self.settle_reports()
             self._uncharge(booking)
             self.busy_until[row] -= booking.prefill_s
         self.park(booking, False)
@@ -169,26 +125,34 @@ class Ranks:
     def report(self, rows: IntArray, table: IntArray, now: float) -> None:
         """A worker's Status: rows [R] of its ranks, table [R, len(STATUS_COLUMNS)].
 
-        Settles every grant whose number it has seen, then predicts anew when each rank's prefill
-        work ends. Constant number of array calls + one step per unseen grant.
+        Settles every grant whose number it has seen. The columns follow in settle_reports(), for
+        all reports of a turn together: one by one they would cost as many array calls each.
         """
+        seen = table[:, UPTO].tolist()
+        for rank, row in enumerate(rows.tolist()):
+            if self._unseen[row]:
+                self._see(row, seen[rank], int(table[rank, MASK]))
+        self._reports.append((rows, table, now))
+
+    def settle_reports(self) -> None:
+        """Takes in the columns of what was reported, then predicts anew when each of these ranks'
+        prefill work ends. Whoever reads columns calls it first; 30 array calls if there is news."""
+        if not self._reports:
+            return
+        reports, self._reports = self._reports, []
+        rows = np.concatenate([rows for rows, _, _ in reports])
+        table = np.concatenate([table for _, table, _ in reports])
+        at = np.repeat([at for _, _, at in reports], [len(rows) for rows, _, _ in reports])
         self.reported[:, rows] = table[:, :NUM_REPORTED].T
         self.refused[rows] = False
-        self.reported_at[rows] = now
-        upto = table[:, COLUMN["granted_upto"]]
-        self.seen_upto[rows] = upto
-        masks = table[:, COLUMN["granted_mask"]].tolist()
-        for row, seen, mask in zip(rows.tolist(), upto.tolist(), masks, strict=True):
-            if self._unseen[row]:
-                for booking in [
-                    booking
-                    for number, booking in self._unseen[row].items()
-                    if number <= seen
-                    or (number - seen <= MASK_BITS and mask >> number - seen - 1 & 1)
-                ]:
-                    booking.seen = True
-                    self._uncharge(booking)
-        self.busy_until[rows] = now + self._work_s(rows)
+        self.reported_at[rows] = at
+        self.seen_upto[rows] = table[:, UPTO]
+        self.busy_until[rows] = at + self._work_s(rows)
+
+    def refuse(self, row: int) -> None:
+        """The rank rejected a grant: it gets none before its next report."""
+        self.settle_reports()
+        self.refused[row] = True
 
     def resume_numbers(self, rows: IntArray, table: IntArray) -> list[tuple[int, int]]:
         """Numbers go on behind those another Master gave this life of the worker.
@@ -198,8 +162,8 @@ class Ranks:
         """
         gaps = []
         for rank, row in enumerate(rows.tolist()):
-            upto = int(table[rank, COLUMN["granted_upto"]])
-            mask = int(table[rank, COLUMN["granted_mask"]]) & (1 << MASK_BITS) - 1
+            upto = int(table[rank, UPTO])
+            mask = int(table[rank, MASK]) & (1 << MASK_BITS) - 1
             top = mask.bit_length()
             gaps += [(rank, upto + 1 + i) for i in range(top) if not mask >> i & 1]
             self.next_number[row] = max(self.next_number[row], upto + 1 + top)
@@ -216,40 +180,26 @@ class Ranks:
 
     # ------------------------------------------------------------ columns
 
-    def view(self, rows: IntArray, now: float) -> View:
-        """What the ranks in `rows` look like now; about 20 array calls."""
-        reported = self.reported.take(rows, axis=1)
-        charged, requests = self.charged_tokens.take(rows), self.charged_requests.take(rows)
-        num_requests = reported[COLUMN["running"]] + reported[COLUMN["waiting"]] + requests
-        prefill = reported[COLUMN["prefill_tokens"]] + charged
-        expected = prefill + self.reserved_tokens.take(rows)
-        kv_free = reported[COLUMN["kv_free"]]
-        context = reported[COLUMN["context_tokens"]]
-        busy_s = np.maximum(self.busy_until.take(rows) - now, 0.0)
-        return View(
-            rows=rows,
-            busy_s=busy_s,
-            wait_s=busy_s + self.held_s.take(rows),
-            prefill_tokens=prefill,
-            num_requests=num_requests,
-            decode_rows=reported[COLUMN["decode_rows"]],
-            context_tokens=context,
-            kv_free=kv_free,
-            kv_total=reported[COLUMN["kv_total"]],
-            room=np.where(num_requests == 0, np.inf, kv_free - expected),
-            load=expected + context,
-            held=self.held.take(rows),
-            numbered=self.next_number.take(rows) - self.seen_upto.take(rows) <= MASK_BITS,
-            open=~self.refused.take(rows)
-            & (num_requests - self.parked_requests.take(rows) < self.most_requests.take(rows)),
-            reported_at=self.reported_at.take(rows),
-            coefficients=self.coefficients.take(rows, axis=1),
-        )
+    def view(self, at: Rows, now: float, lead_s: float) -> View:
+        """What these ranks look like now."""
+        self.settle_reports()
+        return View(self, at, now, lead_s)
+
+    def busy_s(self, at: Rows, now: float) -> FloatArray:
+        """[R] seconds until the prefill work of each ends; negative where it has."""
+        self.settle_reports()
+        return at.of(self.busy_until) - now
+
+    def coefficients(self, at: Rows) -> FloatArray:
+        """[6, R] of the predictor; [6, 1] where all ranks are of one hardware class."""
+        if at.hardware != MIXED:
+            return self.profiles[at.hardware, :, None]
+        return np.ascontiguousarray(self.profiles[self.classes[at.array]].T)
 
     def _work_s(self, rows: IntArray) -> FloatArray:
         """Seconds until the prefill work of each rank ends: tokens left over tokens per second, in
         chunks of what the step budget leaves beside the decode rows."""
-        reported, coefficients = self.reported[:, rows], self.coefficients[:, rows]
+        reported, coefficients = self.reported[:, rows], self.profiles[self.classes[rows]].T
         tokens = reported[COLUMN["prefill_tokens"]] + self.charged_tokens[rows]
         batch = reported[COLUMN["decode_rows"]]
         chunk = np.maximum(np.minimum(tokens, self.budget[rows] - batch), 1.0)
@@ -259,6 +209,17 @@ class Ranks:
             0.0,
         )
         return np.asarray(tokens / chunk * step)
+
+    def _see(self, row: int, upto: int, mask: int) -> None:
+        """A report has seen these numbers."""
+        unseen = self._unseen[row]
+        for booking in [
+            booking
+            for number, booking in unseen.items()
+            if number <= upto or (number - upto <= MASK_BITS and mask >> number - upto - 1 & 1)
+        ]:
+            booking.seen = True
+            self._uncharge(booking)
 
     def _uncharge(self, booking: Booking) -> None:
         row = booking.row

@@ -11,11 +11,13 @@ import numpy as np
 
 from rtp.core.commands import Command, Note, Send
 from rtp.core.master.affinity import Affinity
+from rtp.core.master.booking import Booking
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.placement import Choice, Placement
 from rtp.core.master.pool import Pool
-from rtp.core.master.ranks import Booking, Ranks, View
+from rtp.core.master.ranks import Ranks
+from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
 from rtp.core.messages import Grant
 from rtp.core.types import BoolArray, RequestId
@@ -62,26 +64,29 @@ class Rounds:
         for held in window.held_too_long(now):
             pool.let_go(held, self._ranks)
         self._return_held(pool, now)
+        view = None
         for _ in range(MOST_LOOKS):
             if not window.num_open:
                 break
-            view = self._ranks.view(pool.rows, now)
-            ready = view.numbered & view.open & (view.busy_s < pool.lead.seconds)
-            waiting = self._next(pool, view, ready, now)
+            if view is None:
+                view = self._ranks.view(pool.at, now, pool.lead.seconds)
+            waiting = self._next(pool, view, now)
             if waiting is None:
                 break
-            choice = self._look(pool, waiting, view, ready, now)
+            choice = self._look(pool, waiting, view, now)
             if choice is not None and choice.failure:
                 out.append(Note("policy.failed", {"reason": choice.failure}))
             if choice is None:
-                self._make_room(pool, waiting, view, ready, now)
+                self._make_room(pool, waiting, view, now)
                 window.skip(waiting)
             elif choice.hold:
                 self._ranks.hold(choice.row, choice.prefill_s)
                 until = now + HOLD_MARGIN * choice.wait_s + pool.lead.seconds
                 window.hold(waiting, choice.row, until, choice.prefill_s)
+                view.reread(choice.row)
             else:
                 out += self._grant(pool, waiting, choice, now)
+                view.reread(choice.row)
         else:
             pool.next_round = now + NEXT_ROUND_S
         window.unskip()
@@ -93,28 +98,25 @@ class Rounds:
         """Requests held for a rank that is about to be free compete for it now."""
         if not pool.window.num_held:
             return
-        busy_s = self._ranks.busy_until[pool.rows] - now
-        free = (busy_s < pool.lead.seconds) & (self._ranks.held[pool.rows] > 0)
+        free = self._ranks.busy_s(pool.at, now) < pool.lead.seconds
+        free &= pool.at.of(self._ranks.held) > 0
         for row in pool.rows[free].tolist():
             for waiting in pool.window.held_on(row):
                 pool.let_go(waiting, self._ranks)
 
-    def _next(self, pool: Pool, view: View, ready: BoolArray, now: float) -> Waiting | None:
+    def _next(self, pool: Pool, view: View, now: float) -> Waiting | None:
         """The request to look at, if any rank could take one."""
-        offered = ready
+        ready = view.ready
         if pool.reserved is not None:
             row, waiting = pool.reserved
             mine = view.rows == row
             if (ready & mine & (view.room >= pool.window.need(waiting))).any():
                 return waiting
-            offered = ready & ~mine
-        if not offered.any():
-            return None
-        return pool.window.best(now, float(view.room[offered].max()))
+            ready = ready & ~mine
+        room = np.where(ready, view.room, -inf).max()
+        return pool.window.best(now, float(room)) if room > -inf else None
 
-    def _look(
-        self, pool: Pool, waiting: Waiting, view: View, ready: BoolArray, now: float
-    ) -> Choice | None:
+    def _look(self, pool: Pool, waiting: Waiting, view: View, now: float) -> Choice | None:
         ask = waiting.ask
         output = pool.outputs.expected(ask.tenant, ask.max_tokens)
         choice = self._placement.look(
@@ -122,7 +124,6 @@ class Rounds:
             view,
             pool.block_size,
             output,
-            ready=ready,
             allowed=self._allowed(pool, waiting, view, now),
             affine_row=self._fleet.row_of(self._affinity.find(ask.tenant, ask.chat_id, now)),
             now=now,
@@ -136,19 +137,17 @@ class Rounds:
         """Not a rank that takes none now or is kept for another. Not the workers that failed this
         request: until their next Status where nothing else is left, for EXCLUDED_S else. (Those
         that may be used again beat, so that a round follows.)"""
-        allowed = view.open.copy()
+        allowed = view.open
         if waiting.ask.exclude:
             others = ~np.isin(view.rows, self._fleet.rows_of(waiting.ask.exclude))
             if not others.any() or now - waiting.asked_at > EXCLUDED_S:
                 others |= view.reported_at > waiting.asked_at
-            allowed &= others
+            allowed = allowed & others
         if pool.reserved is not None and pool.reserved[1] is not waiting:
-            allowed &= view.rows != pool.reserved[0]
+            allowed = allowed & (view.rows != pool.reserved[0])
         return allowed
 
-    def _make_room(
-        self, pool: Pool, waiting: Waiting, view: View, ready: BoolArray, now: float
-    ) -> None:
+    def _make_room(self, pool: Pool, waiting: Waiting, view: View, now: float) -> None:
         """An overdue request for which no pool has room gets a rank to itself as it drains; or
         small requests would pass it for ever."""
         need = pool.window.need(waiting)
@@ -156,7 +155,7 @@ class Rounds:
         if (
             pool.reserved is None
             and pool.window.overdue(waiting, now)
-            and ready.any()
+            and view.ready.any()
             and fits.any()
         ):
             room = np.where(fits, view.room, -inf)
@@ -166,7 +165,7 @@ class Rounds:
         """When the next busy rank comes under the lead."""
         if not pool.window.num_waiting:
             return inf
-        busy_s = self._ranks.busy_until[pool.rows] - now
+        busy_s = self._ranks.busy_s(pool.at, now)
         later = busy_s[busy_s >= pool.lead.seconds]  # exactly those that are not ready
         if not len(later):
             return inf

@@ -1,0 +1,33 @@
+"""One grant, from the decision until the end of the request: what it charges, and what it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rtp.core.messages import Grant
+from rtp.core.types import FrontendId, Hashes
+
+
+@dataclass(slots=True, eq=False)
+class Booking:
+    """Changed by Ranks and Ledger only."""
+
+    grant: Grant
+    row: int
+    frontend_id: FrontendId
+    model: str
+    tenant: str
+    choices: int
+    hashes: Hashes
+    new_tokens: int
+    """Prompt tokens to compute; charged until seen."""
+    reserved_tokens: int
+    """Expected output; reserved until the end."""
+    prefill_s: float
+    granted_at: float
+    arrival: float
+    open: bool = True
+    seen: bool = False
+    first_token: bool = False
+    parked: bool = False
+    """It waits for a slow reader and holds no pages: nothing is reserved for it meanwhile."""

@@ -1,0 +1,111 @@
+"""The candidates of one request as its policy sees them: a column is made when it is first read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rtp.core.master.columns import Item
+from rtp.core.master.prefix_map import Match
+from rtp.core.master.view import View
+from rtp.core.policy import Candidates
+from rtp.core.types import BoolArray, FloatArray, IntArray
+
+Column = np.ndarray[Any, Any]
+
+
+class Offer(Candidates):
+    """Columns of a View for the ranks that may take this request. A policy reads some three of
+    twelve: the others cost nothing."""
+
+    __slots__ = ("_affine_row", "_at", "_block_size", "_match", "_most", "_view")
+
+    _view: View
+    _at: IntArray | None
+    """Where they stand in the view; None: all of it."""
+    _match: Match
+    _most: int
+    _block_size: int
+    _affine_row: int
+
+    def __init__(
+        self,
+        view: View,
+        offered: BoolArray,
+        match: Match,
+        matched: FloatArray,
+        *,
+        most: int,
+        block_size: int,
+        affine_row: int,
+    ) -> None:
+        """offered: [R] of view.rows. matched: [R] tokens of `match` on device, at most `most`."""
+        at = None if offered.all() else offered.nonzero()[0]
+        self._put("_view", view)
+        self._put("_at", at)
+        self._put("_match", match)
+        self._put("_most", most)
+        self._put("_block_size", block_size)
+        self._put("_affine_row", affine_row)
+        self._put("matched_tokens", column := self._of(matched))
+        column.flags.writeable = False
+
+    def __getattr__(self, name: str) -> Any:  # Any: best_tokens is a number
+        """A column that was not read yet."""
+        column: Column | float
+        match name:
+            case "rank_ids":
+                column = self._of(self._view.rows)
+            case "host_tokens":
+                column = self._tokens(self._match.host)
+            case "best_tokens":
+                column = float(min(self._match.best * self._block_size, self._most))
+            case "affine":
+                column = self.rank_ids == self._affine_row
+            case _ if name in Candidates.__dataclass_fields__:
+                column = self._of(getattr(self._view, name))
+            case _:
+                raise AttributeError(name)
+        if isinstance(column, np.ndarray):
+            column.flags.writeable = False
+        self._put(name, column)
+        return column
+
+    def __len__(self) -> int:
+        return len(self.matched_tokens)
+
+    # ------------------------------------------------------------ for the Master
+
+    @property
+    def coefficients(self) -> FloatArray:
+        """[6, R] or [6, 1], as in the view."""
+        whole = self._view.coefficients
+        return whole if self._at is None or whole.shape[1] == 1 else whole.take(self._at, axis=1)
+
+    def least(self, ties: IntArray) -> int:
+        """Of candidates with equal scores: a ready one, the chat's own, the least loaded, the
+        lowest id."""
+        view, at = self._view, self._at
+        rows = ties if at is None else at.take(ties)
+        keys = (
+            view.rows.take(rows),
+            view.load.take(rows),
+            view.rows.take(rows) != self._affine_row,
+            ~view.ready.take(rows),
+        )
+        return int(ties[np.lexsort(keys)[0]])
+
+    def ready(self, index: int) -> bool:
+        """Whether this candidate takes it now."""
+        return bool(self._view.ready.item(index if self._at is None else self._at.item(index)))
+
+    def _tokens(self, blocks: FloatArray) -> FloatArray:
+        return np.minimum(self._of(self._view.at.of(blocks)) * self._block_size, self._most)
+
+    def _of(self, column: npt.NDArray[Item]) -> npt.NDArray[Item]:
+        return column.view() if self._at is None else column.take(self._at)
+
+    def _put(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)

@@ -1,0 +1,104 @@
+"""What the ranks of one model look like during a round: columns for the policy and the order.
+
+Made once a round; a row that the round itself charges is read anew, so that the sixteenth decision
+of a round costs no more than the first.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rtp.core.master.columns import COLUMN, Rows
+from rtp.core.types import BoolArray, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from rtp.core.master.ranks import Ranks
+
+MASK_BITS = 64
+MOST_HELD = 3
+"""Requests that may wait for one busy rank. One costs tail latency, many make a herd."""
+RUNNING, WAITING, PREFILL = COLUMN["running"], COLUMN["waiting"], COLUMN["prefill_tokens"]
+DECODE_ROWS, CONTEXT = COLUMN["decode_rows"], COLUMN["context_tokens"]
+KV_FREE, KV_TOTAL = COLUMN["kv_free"], COLUMN["kv_total"]
+
+
+class View:
+    """Columns of some ranks at one instant, own charges included. Length R, rows ascending. Some
+    lie in the table itself: to be read only, and only during the round."""
+
+    rows: IntArray
+    busy_s: FloatArray  # predicted prefill work not finished
+    wait_s: FloatArray  # until a new prefill could start: busy_s and the requests held for the rank
+    prefill_tokens: FloatArray
+    num_requests: FloatArray
+    decode_rows: FloatArray
+    context_tokens: FloatArray
+    kv_free: FloatArray
+    kv_total: FloatArray
+    room: FloatArray  # tokens a further request may need; infinite on a rank without requests
+    load: FloatArray  # tokens in play, for ties
+    open: BoolArray  # has not just refused a grant, and has a row for a further request
+    ready: BoolArray  # open, work under the lead, and a further number fits the mask of Status
+    worth_a_wait: BoolArray  # few enough requests are held for it
+    reported_at: FloatArray  # when its last Status came
+    coefficients: FloatArray  # [6, R]; [6, 1] where all are equal
+
+    __slots__ = (
+        *("rows", "busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows"),
+        *("context_tokens", "kv_free", "kv_total", "room", "load", "open", "ready"),
+        *("worth_a_wait", "reported_at", "coefficients"),
+        *("at", "_lead_s", "_now", "_ranks"),
+    )
+
+    def __init__(self, ranks: Ranks, at: Rows, now: float, lead_s: float) -> None:
+        """About 25 array calls."""
+        self._ranks, self._now, self._lead_s = ranks, now, lead_s
+        self.at = at
+        of, reported = at.of, ranks.reported
+        self.rows = at.array
+        self.busy_s = np.maximum(of(ranks.busy_until) - now, 0.0)
+        self.wait_s = self.busy_s + of(ranks.held_s)
+        self.prefill_tokens = of(reported[PREFILL]) + of(ranks.charged_tokens)
+        self.num_requests = (
+            of(reported[RUNNING]) + of(reported[WAITING]) + of(ranks.charged_requests)
+        )
+        self.decode_rows = of(reported[DECODE_ROWS])
+        self.context_tokens = of(reported[CONTEXT])
+        self.kv_free = of(reported[KV_FREE])
+        self.kv_total = of(reported[KV_TOTAL])
+        expected = self.prefill_tokens + of(ranks.reserved_tokens)
+        self.room = self.kv_free - expected
+        self.room[self.num_requests == 0] = inf
+        self.load = expected + self.context_tokens
+        self.open = self.num_requests - of(ranks.parked_requests) < of(ranks.most_requests)
+        self.open &= ~of(ranks.refused)
+        self.ready = self.open & (self.busy_s < lead_s)
+        self.ready &= of(ranks.next_number) - of(ranks.seen_upto) <= MASK_BITS
+        self.worth_a_wait = of(ranks.held) < MOST_HELD
+        self.reported_at = of(ranks.reported_at)
+        self.coefficients = ranks.coefficients(at)
+
+    def reread(self, row: int) -> None:
+        """The round charged this row, or holds a request for it: the same formulas once more."""
+        ranks, i = self._ranks, self.at.index(row)
+        reported = ranks.reported
+        busy_s = max(ranks.busy_until.item(row) - self._now, 0.0)
+        self.busy_s[i] = busy_s
+        self.wait_s[i] = busy_s + ranks.held_s.item(row)
+        prefill = reported.item(PREFILL, row) + ranks.charged_tokens.item(row)
+        self.prefill_tokens[i] = prefill
+        requests = reported.item(RUNNING, row) + reported.item(WAITING, row)
+        requests += ranks.charged_requests.item(row)
+        self.num_requests[i] = requests
+        expected = prefill + ranks.reserved_tokens.item(row)
+        self.room[i] = reported.item(KV_FREE, row) - expected if requests else inf
+        self.load[i] = expected + reported.item(CONTEXT, row)
+        is_open = requests - ranks.parked_requests.item(row) < ranks.most_requests.item(row)
+        is_open = is_open and not ranks.refused.item(row)
+        self.open[i] = is_open
+        numbered = ranks.next_number.item(row) - ranks.seen_upto.item(row) <= MASK_BITS
+        self.ready[i] = is_open and busy_s < self._lead_s and numbered
+        self.worth_a_wait[i] = ranks.held.item(row) < MOST_HELD
