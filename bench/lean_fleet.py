@@ -14,228 +14,25 @@ import asyncio
 import contextlib
 import heapq
 import socket
-import time
-from array import array
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
 from bench.conversation import BLOCK, Arrival
-from rtp.core.commands import Send
-from rtp.core.messages import (
-    STATUS_COLUMNS,
-    Fence,
-    Finished,
-    FirstToken,
-    Grant,
-    Poll,
-    Register,
-)
+from bench.lean_link import Job, LeanLink, LeanRank, clock
+from rtp.core.messages import Finished, FirstToken, Grant, Register
 from rtp.core.ports import Capacity
-from rtp.core.types import HASH_BYTES, RequestId, Role, WorkerId
-from rtp.core.worker.reports import Reports, SeenGrants
-from rtp.core.worker.stats import Stats
-from rtp.io.codec import FrameDecoder, ToWorker
-from rtp.io.connection import FrameConnection
-from rtp.io.handshake import Claim, key_id
+from rtp.core.types import Role, WorkerId
+from rtp.io.handshake import key_id
 from rtp.io.registration import keep_registered
 from rtp.io.upgrade import accept
 from rtp.rank import byte_card
 from rtp.serving import listen
 
 MODEL = "simulated"
-WIDTH = len(STATUS_COLUMNS)
-COLUMN = {name: i for i, name in enumerate(STATUS_COLUMNS)}
 Profile = tuple[float, float, float, float, float, float]
-clock = time.monotonic
-
-
-@dataclass(slots=True)
-class Job:
-    """A request on a rank."""
-
-    request_id: RequestId
-    attempt: int
-    arrival: Arrival
-    accepted_at: float
-    started_at: float = 0.0
-    took_s: float = 0.0
-    new_tokens: int = 0
-    """Until it starts: as its rank's cache stood when it came."""
-    cached_tokens: int = 0
-
-
-class LeanCache:
-    """Segments of blocks that one rank holds; what a CacheReport wants to know of them.
-
-    Least recently used first. A prompt's segments are touched from its tail to its head, so that no
-    head leaves before its tails and what is held stays closed under prefixes.
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_changes = 0
-        """Segments that take_changes() would tell of."""
-        self._room = num_blocks * HASH_BYTES
-        self._held: dict[int, bytes] = {}
-        self._changes: dict[int, tuple[bool, bytes]] = {}
-
-    def matched(self, arrival: Arrival) -> int:
-        """Tokens of the longest held prefix; the last token is always computed."""
-        found = 0
-        for key, part in zip(arrival.keys, arrival.parts, strict=True):
-            if key not in self._held:
-                break
-            found += len(part)
-        most = (arrival.turn.num_tokens - 1) // BLOCK * BLOCK
-        return min(found // HASH_BYTES * BLOCK, most)
-
-    def use(self, arrival: Arrival) -> None:
-        """Holds the whole prompt; what has not been used for longest leaves for it."""
-        held = self._held
-        for key, part in zip(reversed(arrival.keys), reversed(arrival.parts), strict=True):
-            if held.pop(key, None) is None:
-                self._room -= len(part)
-                self._changed(key, part, True)
-            held[key] = part
-        while self._room < 0:
-            key = next(iter(held))
-            part = held.pop(key)
-            self._room += len(part)
-            self._changed(key, part, False)
-
-    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Hashes added and removed since the last call."""
-        changes, self._changes = self._changes.values(), {}
-        self.num_changes = 0
-        added = [part for held, part in changes if held]
-        return added, [part for held, part in changes if not held]
-
-    def keys(self) -> Iterator[bytes]:
-        """All hashes held."""
-        return iter(self._held.values())
-
-    def _changed(self, key: int, part: bytes, held: bool) -> None:
-        if self._changes.pop(key, (held,))[0] == held:
-            self._changes[key] = (held, part)
-        self.num_changes = len(self._changes)
-
-
-class LeanRank:
-    """One rank: a queue, the prompt that runs, a cache, grant numbers."""
-
-    __slots__ = ("cache", "job", "link", "queue", "rank", "seen", "waiting_tokens")
-
-    def __init__(self, link: LeanLink, rank: int, num_blocks: int) -> None:
-        self.link = link
-        self.rank = rank
-        self.cache = LeanCache(num_blocks)
-        self.seen = SeenGrants()
-        self.queue: deque[Job] = deque()
-        self.waiting_tokens = 0
-        self.job: Job | None = None
-
-
-class LeanLink:
-    """One worker: its ranks, what it reports of them and when."""
-
-    def __init__(self, register: Register, blocks_per_rank: int) -> None:
-        self.register = register
-        self.ranks = [LeanRank(self, rank, blocks_per_rank) for rank in range(register.ranks)]
-        self.connection: FrameConnection | None = None
-        self.unlinked = asyncio.Event()
-        self.unlinked.set()
-        self.due = inf
-        self.num_statuses = 0
-        self._stats = Stats()
-        self._term = 0
-        pools: Sequence[object] = [rank.cache for rank in self.ranks]
-        self._reports = Reports(register, pools, self._stats)  # type: ignore[arg-type]  # see LeanCache
-        self._table = array("q", bytes(8 * WIDTH * register.ranks))
-        for rank, total in enumerate(register.kv_total):
-            self._table[rank * WIDTH + COLUMN["kv_free"]] = total
-            self._table[rank * WIDTH + COLUMN["kv_total"]] = total
-
-    @property
-    def num_deltas(self) -> int:
-        return self._stats.deltas
-
-    @property
-    def num_snapshots(self) -> int:
-        return self._stats.snapshots
-
-    def admit(self, claim: Claim) -> str:
-        """Why a Master's link is refused; '' if it is not."""
-        if int(claim.peer) < self._term:
-            return "a lower term"
-        mine = (self.register.worker_id, self.register.epoch)
-        return "" if (claim.worker_id, claim.epoch) == mine else f"this is {mine}"
-
-    def open(self, claim: Claim) -> FrameConnection:
-        """A proved link."""
-        self._term = int(claim.peer)
-        self.connection = FrameConnection(FrameDecoder(ToWorker), self._on_message, self._closed)
-        self._reports.up(self._term, clock())
-        self.unlinked.clear()
-        return self.connection
-
-    def tell(self, news: FirstToken | Finished) -> None:
-        """Goes out with the next flush."""
-        self._reports.add(news)
-        self.due = 0.0
-
-    def flush(self, now: float) -> None:
-        """Sends everything due by now."""
-        for command in self._reports.flush(now, lambda: self._status(now), False):
-            if isinstance(command, Send) and self.connection is not None:
-                self.connection.send(command.message)
-        self._arm()
-
-    def set(self, rank: int, column: str, value: int) -> None:
-        """A column of Status that flush() does not work out itself."""
-        self._table[rank * WIDTH + COLUMN[column]] = value
-
-    def _arm(self) -> None:
-        due = self._reports.next_deadline() if self._reports.linked else None
-        self.due = inf if due is None else due
-
-    def _on_message(self, message: Poll | Fence) -> None:
-        if isinstance(message, Fence):
-            self.ranks[message.rank].seen.add(message.number)
-        else:
-            self._reports.polled(message)
-        self._reports.changed()  # in this fleet every Status says something new
-        self._arm()
-
-    def _closed(self, reason: str) -> None:
-        self.connection = None
-        self._reports.down(clock())
-        self.due = inf
-        self.unlinked.set()
-
-    def _status(self, now: float) -> bytes:
-        self.num_statuses += 1
-        table, at = self._table, 0
-        for rank in self.ranks:
-            job = rank.job
-            left = rank.waiting_tokens
-            if job is not None:
-                left += int(job.new_tokens * (1.0 - min(1.0, (now - job.started_at) / job.took_s)))
-            table[at] = job is not None
-            table[at + 1] = len(rank.queue)
-            table[at + 2] = left
-            table[at + 10], table[at + 11] = rank.seen.columns()
-            at += WIDTH
-        return table.tobytes()
-
-
-def service_s(profile: tuple[float, ...], new: int, cached: int) -> float:
-    """Seconds of a prefill (design section 4)."""
-    return profile[0] + new * (profile[1] + profile[2] * (cached + 0.5 * new))
 
 
 class LeanFleet:
@@ -368,7 +165,7 @@ class LeanFleet:
         self.num_ended += 1
         self.new_tokens += job.new_tokens
         self.cached_tokens += job.cached_tokens
-        rank.cache.use(job.arrival)
+        rank.cache.use(job.arrival.keys, job.arrival.parts)
         link, ids = rank.link, (job.request_id, job.attempt)
         new, cached = job.new_tokens, job.cached_tokens
         queued_s = job.started_at - job.accepted_at
@@ -415,6 +212,11 @@ class LeanFleet:
     async def _get_card(self, request: web.Request) -> web.Response:
         body = msgspec.msgpack.encode(self._card)
         return web.Response(body=body, content_type="application/msgpack")
+
+
+def service_s(profile: tuple[float, ...], new: int, cached: int) -> float:
+    """Seconds of a prefill (design section 4)."""
+    return profile[0] + new * (profile[1] + profile[2] * (cached + 0.5 * new))
 
 
 async def every_millisecond(turn: Callable[[float], None], until: Callable[[], bool]) -> None:

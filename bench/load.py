@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.conversation import Arrival
-from bench.lean_fleet import MODEL, Job, LeanFleet
+from bench.lean_fleet import MODEL, LeanFleet
+from bench.lean_link import Job
 from rtp.core.messages import Ask, AskMessage, Grant, Refuse
 from rtp.core.types import FloatArray, FrontendId, RequestId
 from rtp.io.master_client import MasterClient

@@ -35,12 +35,23 @@ class Usage:
     """Taken by the hypervisor, on all cores."""
 
 
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """A module that runs rtp.master, and the file it writes what it saw to."""
+
+    module: str
+    out: Path
+
+
 class MasterProcess:
     """`python -m rtp.master` on a port of its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, secret: bytes) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], url: str, secret: bytes, observed: bool
+    ) -> None:
         self.url = url
         self.secret = secret
+        self._observed = observed
         self._process = process
 
     @property
@@ -62,9 +73,15 @@ class MasterProcess:
             stolen_s=int(Path("/proc/stat").read_text().split()[8]) / HZ,
         )
 
-    def forget_samples(self) -> None:
-        """What a profile has seen so far does not count."""
-        self._process.send_signal(signal.SIGUSR1)
+    def begin_window(self) -> None:
+        """Tells an observer that what comes counts."""
+        if self._observed:
+            self._process.send_signal(signal.SIGUSR1)
+
+    def end_window(self) -> None:
+        """Tells it that no more does."""
+        if self._observed:
+            self._process.send_signal(signal.SIGUSR2)
 
     def overview(self) -> dict[str, Any]:  # Any: JSON
         """What the dashboard shows. Stops the Master for some milliseconds: not while measuring."""
@@ -75,19 +92,18 @@ class MasterProcess:
 
 @contextlib.contextmanager
 def run_master(
-    core: int, extra: Sequence[str] = (), profile: Path | None = None
+    core: int, extra: Sequence[str] = (), observer: Observer | None = None
 ) -> Iterator[MasterProcess]:
-    """Starts it, waits until it answers, ends it at exit. profile: where to write what a sampler
-    saw (bench/profiled_master). Raises RuntimeError with the end of its log where it does not
-    start."""
+    """Starts it, waits until it answers, ends it at exit. Raises RuntimeError with the end of its
+    log where it does not start."""
     with tempfile.TemporaryDirectory() as directory:
         secret_file = Path(directory) / "secret"
         secret_file.touch(mode=0o600)
         secret_file.write_text(os.urandom(32).hex())
         port = free_port()
         command = [sys.executable, "-m", "rtp.master"]
-        if profile is not None:
-            command = [sys.executable, "-m", "bench.profiled_master", str(profile)]
+        if observer is not None:
+            command = [sys.executable, "-m", observer.module, str(observer.out)]
         command += ["--port", str(port), "--state", directory, "--secret-file", str(secret_file)]
         command += ["--parent", str(os.getpid()), *extra]
         log = Path(directory) / "log"
@@ -106,7 +122,8 @@ def run_master(
                 if process.poll() is not None:
                     raise RuntimeError(f"the Master ended:\n{log.read_text()[-2000:]}")
                 time.sleep(0.05)
-            yield MasterProcess(process, url, secret_file.read_text().encode())
+            secret = secret_file.read_text().encode()
+            yield MasterProcess(process, url, secret, observer is not None)
             trouble = [x for x in log.read_text().splitlines() if "core.failed" in x]
             if trouble:
                 print(f"the Master's core failed {len(trouble)} times: {trouble[0][:2000]}")

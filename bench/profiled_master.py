@@ -2,9 +2,9 @@
 
     python -m bench.profiled_master OUT.json [options of rtp.master]
 
-Every few milliseconds of the process's CPU time a signal notes the Python stack; SIGUSR1 forgets
-what was noted (the start, the warm-up), the end writes it down. Time in C counts for the Python
-function that called it. The sampling itself costs about a percent.
+Every few milliseconds of the process's CPU time a signal notes the Python stack, from SIGUSR1 to
+SIGUSR2, which writes it down. Time in C counts for the Python function that called it. The sampling
+itself costs about a percent.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ STAGES = (
 
 
 class Sampler:
-    """start() in the main thread; stacks are counted until write()."""
+    """Made in the main thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: Path) -> None:
         self._stacks: Counter[Stack] = Counter()
-
-    def start(self) -> None:
+        self._out = out
         signal.signal(signal.SIGPROF, self._sample)
-        signal.signal(signal.SIGUSR1, lambda number, frame: self._stacks.clear())
+        signal.signal(signal.SIGUSR1, lambda number, frame: self._begin())
+        signal.signal(signal.SIGUSR2, lambda number, frame: self._end())
+
+    def _begin(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, EVERY_S, EVERY_S)
 
-    def write(self, path: Path) -> None:
+    def _end(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        path.write_text(json.dumps([[list(s), n] for s, n in self._stacks.items()]))
+        self._out.write_text(json.dumps([[list(s), n] for s, n in self._stacks.items()]))
 
     def _sample(self, number: int, frame: FrameType | None) -> None:
         stack = []
@@ -89,13 +91,8 @@ def _shares(counts: Counter[str], total: int, top: int) -> str:
 
 
 def main() -> None:
-    out = Path(sys.argv.pop(1))
-    sampler = Sampler()
-    sampler.start()
-    try:
-        master_main()
-    finally:
-        sampler.write(out)
+    Sampler(Path(sys.argv.pop(1)))
+    master_main()
 
 
 if __name__ == "__main__":
