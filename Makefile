@@ -33,12 +33,12 @@ run: $(STAMP) ## Serve smollm2-135m with a Master and two workers on http://127.
 	@exec $(BIN)/python -m rtp.local --workers 2 $(ARGS)
 
 format: $(STAMP) ## Format the code
-	$(BIN)/ruff format rtp tests bench
-	$(BIN)/ruff check --fix --quiet rtp tests bench
+	$(BIN)/ruff format rtp tests bench traces
+	$(BIN)/ruff check --fix --quiet rtp tests bench traces
 
 lint: $(STAMP) ## Check format and lint
-	$(BIN)/ruff format --check rtp tests bench
-	$(BIN)/ruff check rtp tests bench
+	$(BIN)/ruff format --check rtp tests bench traces
+	$(BIN)/ruff check rtp tests bench traces
 
 types: $(STAMP) ## Check types
 	$(BIN)/mypy

@@ -56,10 +56,12 @@ def build(
     eos_every: int = 0,
     nonfinite_token: int = -1,
     realtime: bool = False,
+    contents: bool = True,
 ) -> Runner:
     """Defaults: seconds of a 135M model on two CPU cores.  eos_every: one token in so many is an
     EOS, 0 for none.  nonfinite_token: a row that reads this id is not finite; nor is one that reads
-    an unwritten slot.  realtime: execute() takes as long as it says."""
+    an unwritten slot.  realtime: execute() takes as long as it says.  contents: False where only
+    time counts: pages hold nothing, every token is the same."""
     capacity = Capacity(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -68,10 +70,12 @@ def build(
         eos_ids=tuple(eos_ids),
         kv_format="sim",
     )
+    cost = Cost(a, b, c, d, e, f)
+    if not contents:
+        return TimeRunner(capacity, cost)
     return SimRunner(
-        capacity, Rule(vocab_size, tuple(eos_ids), eos_every), Cost(a, b, c, d, e, f),
-        nonfinite_token, realtime,
-    )  # fmt: skip
+        capacity, Rule(vocab_size, tuple(eos_ids), eos_every), cost, nonfinite_token, realtime
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,24 @@ def expected_tokens(
         context = np.array([*prompt, *out], dtype="<i4").tobytes()
         out.append(rule.next_token(context, sampling, choice, len(out), stop_ids))
     return out
+
+
+class TimeRunner:
+    """Seconds by formula, and a token that ends nothing for every row that samples."""
+
+    def __init__(self, capacity: Capacity, cost: Cost) -> None:
+        self.capacity = capacity
+        self._cost = cost
+        token = next(token for token in count() if token not in capacity.eos_ids)
+        self._sampled = RowResult(token=token)
+        self._silent = RowResult()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        rows = tuple(self._sampled if row.output_index >= 0 else self._silent for row in plan.rows)
+        return StepResult(plan.step, rows, self._cost.step_s(plan.rows))
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class SimRunner:

@@ -75,6 +75,8 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.by_id: dict[RequestId, Outcome] = {}
+        self.num_over = 0
+        """Requests that have Ended or Failed."""
 
     def begin(self, request_id: RequestId, at: float) -> Outcome:
         outcome = self.by_id[request_id] = Outcome(request_id, at)
@@ -92,9 +94,11 @@ class Outcomes:
             case Ended(request_id=request_id):
                 if outcome := self.by_id.get(request_id):
                     outcome.ended, outcome.ended_at = command, now
+                    self.num_over += 1
             case Failed(request_id=request_id):
                 if outcome := self.by_id.get(request_id):
                     outcome.failed, outcome.ended_at = command, now
+                    self.num_over += 1
 
 
 def _deliver(outcome: Outcome, deliver: Deliver, now: float) -> None:

@@ -22,7 +22,8 @@ GAPS_PER_UPDATE = 32
 
 class Lead:
     """How long before a rank is free a grant should leave: p99 of the measured gap between grant
-    and start of prefill on a free rank, so that ranks do not idle for the round trip."""
+    and start of prefill on a free rank, so that ranks do not idle for the round trip. An infinite
+    one stays: requests are bound when they arrive, whatever their rank has to do before."""
 
     def __init__(self, start_s: float) -> None:
         self.seconds = start_s
@@ -30,6 +31,8 @@ class Lead:
         self._new = 0
 
     def observe(self, gap_s: float) -> None:
+        if self.seconds == inf:
+            return
         self._gaps.append(gap_s)
         self._new += 1
         if self._new >= GAPS_PER_UPDATE:

@@ -64,7 +64,8 @@ class Window:
         self._skipped: list[Waiting] = []
         self._holds: list[tuple[float, int, Waiting]] = []
         self._held_on: dict[int, list[Waiting]] = {}
-        self._num_holds = 0
+        self.num_holds = 0
+        """Requests held so far."""
 
     def __iter__(self) -> Iterator[Waiting]:
         """All waiting requests, held ones included, in slot order."""
@@ -171,9 +172,9 @@ class Window:
         waiting.held_row, waiting.held_s = row, seconds
         self._held_on.setdefault(row, []).append(waiting)
         self.num_held += 1
-        self._num_holds += 1
-        waiting.hold_number = self._num_holds
-        heapq.heappush(self._holds, (until, self._num_holds, waiting))
+        self.num_holds += 1
+        waiting.hold_number = self.num_holds
+        heapq.heappush(self._holds, (until, self.num_holds, waiting))
 
     def let_go(self, waiting: Waiting) -> None:
         """Back into the order, if it was held."""

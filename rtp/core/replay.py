@@ -1,0 +1,253 @@
+"""A trace through a whole cluster in virtual time: the Master, frontend and workers that serve.
+
+Nothing here decides anything; what a policy does in a replay it does in production. Requests arrive
+at their rows' times, divided by `speed`; a run is a function of its arguments alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from rtp.core.events import Begin
+from rtp.core.frontend.frontend import Frontend
+from rtp.core.master.master import Master
+from rtp.core.messages import Register
+from rtp.core.outcomes import Outcome, Outcomes
+from rtp.core.policy import Routing
+from rtp.core.ports import Runner
+from rtp.core.trace import TraceRow
+from rtp.core.types import (
+    FloatArray,
+    FrontendId,
+    IntArray,
+    RequestId,
+    Role,
+    SamplingParams,
+    WorkerId,
+)
+from rtp.core.virtual import Network, VirtualCluster
+from rtp.core.worker.worker import Worker
+
+MODEL = "trace"
+FRONTEND = FrontendId("f0")
+JOINED_S = 1.0
+"""By then all workers have joined; the first request comes."""
+TIMEOUT_S = 3600.0
+LONGEST_RUN_S = 86_400.0
+"""A run that lasts longer after its last arrival is stuck."""
+ID_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Equal workers that prefill and decode."""
+
+    runner: Callable[[], Runner]
+    """Makes one rank's Runner; block_size is the trace's."""
+    profile: tuple[float, ...] = ()
+    """Coefficients that a worker registers as measured (core/master/predictor)."""
+    workers: int = 8
+    ranks: int = 1
+    max_batch_tokens: int = 8192
+    max_rows: int = 64
+    latency_s: float = 0.0002
+    """Of one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of every row, in the trace's order. Arrays of one entry a row."""
+
+    outcomes: list[Outcome]
+    ranks: IntArray
+    """Where its last attempt ran, counted over the fleet; -1: nowhere."""
+    ttft_s: FloatArray
+    """From arrival to first token; NaN where none came."""
+    waited_s: FloatArray
+    """From arrival to the last grant; NaN where there was none."""
+    new_tokens: IntArray
+    """Prompt tokens that were computed; 0 where none were."""
+    prompt_tokens: IntArray
+    num_holds: int
+    """Times a request was held for a busy rank."""
+    end_s: float
+    """When the last request had ended, since the first arrival."""
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of all prompt tokens that were found in a cache."""
+        return 1.0 - float(self.new_tokens.sum()) / max(1, int(self.prompt_tokens.sum()))
+
+    def imbalance(self, num_ranks: int) -> float:
+        """Prompt tokens computed by the busiest rank over the mean."""
+        placed = self.ranks >= 0
+        work = np.bincount(self.ranks[placed], self.new_tokens[placed], minlength=num_ranks)
+        return float(work.max() / work.mean())
+
+
+def replay(
+    rows: Sequence[TraceRow],
+    fleet: Fleet,
+    routing: Routing,
+    *,
+    speed: float = 1.0,
+    decode: bool = True,
+    early: bool = False,
+    salt: int = 0,
+    **master: Any,
+) -> Replayed:
+    """Runs all rows to their ends. decode: False ends every request with its first token.  early:
+    requests are bound as they arrive and queue at their ranks, as most routers do it.  master:
+    options of the Master. Any: as its constructor has them. Raises RuntimeError if it gets stuck.
+    """
+    if early:
+        master["lead_s"] = inf
+    return _Run(rows, fleet, Master(1, routing, **master), speed, decode, early, salt).run()
+
+
+class _Run:
+    def __init__(
+        self,
+        rows: Sequence[TraceRow],
+        fleet: Fleet,
+        master: Master,
+        speed: float,
+        decode: bool,
+        early: bool,
+        salt: int,
+    ) -> None:
+        self._rows = rows
+        self._fleet = fleet
+        self._master = master
+        self._speed = speed
+        self._decode = decode
+        self._most_rows = 0 if early else fleet.max_rows
+        self._salt = salt
+        self._outcomes = Outcomes()
+        self._world = VirtualCluster(
+            Network(fleet.latency_s),
+            observe=lambda process, command: self._outcomes.take(command, self._world.now),
+        )
+        self._world.add_master(master)
+        frontend = Frontend(FRONTEND, lambda model, skip: _Silent())
+        self._frontend = self._world.add_frontend(FRONTEND, frontend, with_master=True)
+        self._block_size = 0
+        self._places: dict[tuple[str, int], int] = {}
+        for index in range(fleet.workers):
+            self._add_worker(WorkerId(f"w{index}"))
+        self._next = 0
+
+    def run(self) -> Replayed:
+        self._world.run(JOINED_S)
+        self._plan_next()
+        count = len(self._rows)
+        end = JOINED_S + (self._rows[-1].arrival_s if self._rows else 0.0) / self._speed
+        self._world.run_while(lambda: self._outcomes.num_over < count, end + LONGEST_RUN_S)
+        if self._outcomes.num_over < count:
+            raise RuntimeError(f"{count - self._outcomes.num_over} requests never ended")
+        return self._result()
+
+    # ------------------------------------------------------------ the cluster
+
+    def _add_worker(self, worker_id: WorkerId) -> None:
+        fleet = self._fleet
+        runners = [fleet.runner() for _ in range(fleet.ranks)]
+        capacity = runners[0].capacity
+        self._block_size = capacity.block_size
+        card = Register(
+            worker_id=worker_id,
+            epoch=1,
+            address=f"{worker_id}:1",
+            role=Role.FUSION,
+            ranks=fleet.ranks,
+            kv_total=tuple(r.capacity.num_blocks * capacity.block_size for r in runners),
+            block_size=capacity.block_size,
+            model=MODEL,
+            max_model_len=capacity.max_model_len,
+            card="card",
+            kv_format=capacity.kv_format,
+            key_id="key",
+            max_batch_tokens=fleet.max_batch_tokens,
+            max_rows=self._most_rows,
+            profile=fleet.profile,
+            prefix_closed=True,
+        )
+        worker = Worker(
+            card,
+            [runner.capacity for runner in runners],
+            max_batch_tokens=fleet.max_batch_tokens,
+            max_rows=fleet.max_rows,
+        )
+        for rank in range(fleet.ranks):
+            self._places[worker_id, rank] = len(self._places)
+        self._world.add_worker(card, worker, runners)
+
+    # ------------------------------------------------------------ requests
+
+    def _plan_next(self) -> None:
+        if self._next < len(self._rows):
+            at = JOINED_S + self._rows[self._next].arrival_s / self._speed
+            self._world.call(at, self._begin_due)
+
+    def _begin_due(self) -> None:
+        """All rows of this instant."""
+        at = self._rows[self._next].arrival_s
+        while self._next < len(self._rows) and self._rows[self._next].arrival_s == at:
+            self._world.tell(self._frontend, self._begin(self._next, self._rows[self._next]))
+            self._next += 1
+        self._plan_next()
+
+    def _begin(self, index: int, row: TraceRow) -> Begin:
+        request_id = RequestId(f"r{index}")
+        self._outcomes.begin(request_id, self._world.now)
+        return Begin(
+            request_id=request_id,
+            model=MODEL,
+            prompt=bytes(ID_BYTES * row.num_tokens),
+            hashes=row.hashes(self._block_size, self._salt),
+            # Of its own: what it generates, or leaves of a block, is shared with nobody.
+            namespace=bytes(1) + index.to_bytes(31, "big"),
+            sampling=SamplingParams(
+                max_tokens=row.num_output if self._decode else 1, temperature=0.0, ignore_eos=True
+            ),
+            timeout_s=TIMEOUT_S,
+        )
+
+    def _result(self) -> Replayed:
+        outcomes = list(self._outcomes.by_id.values())
+        nan = float("nan")
+        first = [nan if o.first_token_at is None else o.first_token_at for o in outcomes]
+        grants = [o.grants[-1] if o.grants else None for o in outcomes]
+        begun = np.array([o.begun_at for o in outcomes])
+        granted = np.array([nan if grant is None else grant[0] for grant in grants])
+        prompt = np.array([row.num_tokens for row in self._rows], dtype=np.int64)
+        cached = np.array([o.cached_tokens for o in outcomes], dtype=np.int64)
+        started = np.array([o.first_token_at is not None for o in outcomes], dtype=np.bool_)
+        return Replayed(
+            outcomes=outcomes,
+            ranks=np.array(
+                [-1 if g is None else self._places[g[1].worker_id, g[1].rank] for g in grants],
+                dtype=np.int64,
+            ),
+            ttft_s=np.array(first) - begun,
+            waited_s=granted - begun,
+            new_tokens=np.where(started, prompt - cached, 0),
+            prompt_tokens=prompt,
+            num_holds=sum(pool.window.num_holds for pool in self._master.fleet.pools.values()),
+            end_s=self._world.now - JOINED_S,
+        )
+
+
+class _Silent:
+    """A Detokenizer for requests whose text nobody reads."""
+
+    def push(self, token: int) -> str:
+        return "."
+
+    def flush(self) -> str:
+        return ""
