@@ -11,7 +11,6 @@ heads, and ends the request with its first token.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import socket
 from collections.abc import Awaitable, Callable
@@ -220,17 +219,21 @@ def service_s(profile: tuple[float, ...], new: int, cached: int) -> float:
 
 
 async def every_millisecond(turn: Callable[[float], None], until: Callable[[], bool]) -> None:
-    """Calls turn(now) once a millisecond."""
-    done = asyncio.get_running_loop().create_future()
+    """Calls turn(now) once a millisecond; raises what it raises."""
     loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
 
     def fire() -> None:
-        if until():
-            done.set_result(None)
+        if done.done():
             return
-        loop.call_later(0.001, fire)
-        turn(clock())
+        try:
+            if until():
+                done.set_result(None)
+                return
+            loop.call_later(0.001, fire)
+            turn(clock())
+        except Exception as error:
+            done.set_exception(error)
 
     fire()
-    with contextlib.suppress(asyncio.CancelledError):
-        await done
+    await done
