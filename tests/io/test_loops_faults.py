@@ -20,12 +20,12 @@ RULE = Rule(vocab_size=32000, eos_ids=(2,))
 STEPS = {"a": 1e-3, "b": 1e-5, "c": 0.0, "d": 3e-3, "e": 1e-5, "f": 0.0}
 
 
-async def run(cluster: LiveCluster, number: int, tokens: int) -> str:
+async def run(cluster: LiveCluster, number: int, tokens: int, timeout_s: float = 60.0) -> str:
     """One request; '' when it ended with the right tokens."""
     prompt = [7, *range(100, 140), 1000 + number]
     ids, seed = pack_ids(prompt), namespace(secret=cluster.secret, revision="r")
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
-    handle = cluster.master.frontend.begin(
+    handle = cluster.frontend.begin(
         Begin(
             request_id=RequestId(f"r{number}"),
             model="sim",
@@ -33,7 +33,7 @@ async def run(cluster: LiveCluster, number: int, tokens: int) -> str:
             hashes=block_hashes(ids, 16, seed),
             namespace=seed,
             sampling=sampling,
-            timeout_s=60.0,
+            timeout_s=timeout_s,
         )
     )
     got: list[int] = []

@@ -22,10 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rtp.config import MasterConfig, WorkerConfig
+from rtp.config import FrontendConfig, MasterConfig, WorkerConfig
 from rtp.core.commands import Note
 from rtp.core.errors import RtpError
 from rtp.core.steps import StepPlan
+from rtp.frontend import FrontendServer
+from rtp.io.frontend_loop import FrontendLoop
 from rtp.io.handshake import read_secret
 from rtp.io.runner_process import Broken, Done, FromRunner, Progress, RunnerSpec, execute, prepare
 from rtp.master import MasterServer
@@ -105,9 +107,11 @@ class LiveCluster:
     def __init__(
         self, secret_file: Path, master: MasterConfig, workers: list[WorkerConfig], processes: bool
     ) -> None:
+        """Where the Master serves no clients, a frontend apart does."""
         self.notes: list[Note] = []
         self.workers = [LiveWorker(config) for config in workers]
         self.master: MasterServer
+        self.apart: FrontendServer | None = None
         self.secret = read_secret(secret_file, create=True)
         self._master_config = master
         self._processes = processes
@@ -115,7 +119,12 @@ class LiveCluster:
 
     @property
     def url(self) -> str:
-        return self.master.url
+        """Where clients ask."""
+        return self.apart.url if self.apart is not None else self.master.url
+
+    @property
+    def frontend(self) -> FrontendLoop:
+        return self.apart.api.loop if self.apart is not None else self.master.frontend
 
     async def start_master(self) -> None:
         """At the start, or again on the same port with a higher term."""
@@ -125,6 +134,11 @@ class LiveCluster:
         self._master_config = self._master_config.model_copy(update={"port": port})
         for worker in self.workers:
             worker.config = worker.config.model_copy(update={"master": self.master.url})
+        if not self._master_config.frontend and self.apart is None:
+            kept = {"secret_file": self._master_config.secret_file, "port": 0, "drain_s": 1.0}
+            config = FrontendConfig(master=self.master.url, state=self._master_config.state, **kept)
+            self.apart = FrontendServer(config, self.secret, self._note)
+            await self.apart.start()
 
     async def start_worker(self, index: int) -> None:
         worker = self.workers[index]
@@ -163,7 +177,7 @@ class LiveCluster:
         """Returns when so many workers (default: all) can take requests, and a model is served."""
         count = len(self.workers) if count is None else count
         async with asyncio.timeout(60):
-            while self.num_ready() < count or not self.master.frontend.models:
+            while self.num_ready() < count or not self._offered():
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
                     # A worker becomes ready by a Status, of which no Note tells.
@@ -180,7 +194,12 @@ class LiveCluster:
     def num_ready(self) -> int:
         return sum(w["state"] == "ready" for w in self.master.overview()["workers"])
 
+    def _offered(self) -> bool:
+        return self.apart.ready() if self.apart is not None else bool(self.frontend.models)
+
     async def close(self) -> None:
+        if self.apart is not None:
+            await self.apart.stop()
         for index in range(len(self.workers)):
             await self.kill(index)
         await self.master.stop()

@@ -3,7 +3,8 @@
     proxy = await Proxy(Random(1)).start()        # the worker advertises proxy.address
     proxy.target = port of the worker
 
-Everything else that passes, links and plain HTTP, passes unharmed, unless `links` is set.
+Everything else that passes, links and plain HTTP, passes unharmed, unless `links` is set. Between
+partition() and heal() nothing passes either way; what was sent meanwhile arrives late.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ class Proxy:
         self._kinds = (b"GET /stream", b"GET /link") if links else (b"GET /stream",)
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._whole = asyncio.Event()
+        self._whole.set()
+
+    def partition(self) -> None:
+        self._whole.clear()
+
+    def heal(self) -> None:
+        self._whole.set()
 
     async def start(self) -> Proxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -38,6 +47,7 @@ class Proxy:
 
     async def close(self) -> None:
         assert self._server is not None
+        self.heal()
         self._server.close()
         for writer in list(self._open):
             writer.transport.abort()
@@ -48,6 +58,7 @@ class Proxy:
         up = None
         try:
             head = await down.readuntil(b"\r\n\r\n")
+            await self._whole.wait()
             answer, up = await asyncio.open_connection("127.0.0.1", self.target)
             self._open.add(up)
             up.write(head)
@@ -71,8 +82,10 @@ class Proxy:
         evil: bool,
     ) -> None:
         """One direction of a connection; `back` leads to where the bytes come from."""
-        with contextlib.suppress(OSError):
+        # uvloop says RuntimeError of a transport that is closed.
+        with contextlib.suppress(OSError, RuntimeError):
             while data := await source.read(READ_BYTES):
+                await self._whole.wait()
                 fault = ""
                 if evil and self._random.random() < self.trouble:
                     fault = self._random.choice(["late", "pieces", "cut", "closed", "half"])
