@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,18 @@ from rtp.core.commands import Note
 from rtp.core.errors import ConfigError
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.frontend.lives import Counters
+from rtp.core.master.booking import Booking
+from rtp.core.master.pool import Pool
 from rtp.core.messages import Ask, Cancel
 from rtp.core.ports import Detokenizer
-from rtp.core.types import FrontendId
+from rtp.core.types import FrontendId, RequestId
 from rtp.io.frontend_loop import FrontendLoop
+from rtp.io.http_auth import Keys
 from rtp.io.http_frontend import make_app
+from rtp.io.http_schedule import Schedule
 from rtp.io.metrics import Metrics
+from rtp.io.openai_request import Limits, hash_algorithm
+from rtp.io.schedule_desk import Desk
 from rtp.io.tokenizer import Tokenizer
 
 
@@ -45,6 +51,9 @@ class Api:
         self._secret = secret
         self._metrics = metrics
         self._on_note = on_note
+        self._api_key = os.environ.get("RTP_API_KEY")
+        self._admin_key = os.environ.get("RTP_ADMIN_KEY")
+        self._tenants = read_keys(config.api_key_file) if config.api_key_file else None
         self._tokenizers: dict[str, Tokenizer] = {}
         frontend_id = FrontendId(f"frontend-{secrets.token_hex(4)}")
         self.requests = Frontend(frontend_id, self._detokenizer)
@@ -79,10 +88,30 @@ class Api:
             clients=clients,
             metrics=self._metrics,
             secret=self._secret,
-            api_key=os.environ.get("RTP_API_KEY"),
-            admin_key=os.environ.get("RTP_ADMIN_KEY"),
-            tenants=read_keys(config.api_key_file) if config.api_key_file else None,
+            api_key=self._api_key,
+            admin_key=self._admin_key,
+            tenants=self._tenants,
             max_body_bytes=config.max_body_bytes,
+        )
+
+    def schedule(
+        self,
+        desk: Desk,
+        *,
+        pools: Callable[[], Mapping[str, Pool]],
+        booked: Callable[[RequestId], Booking | None],
+        lease_s: float,
+    ) -> Schedule:
+        """The routes of router-only mode, under the same keys; io/http_schedule has the rest."""
+        return Schedule(
+            desk,
+            pools=pools,
+            booked=booked,
+            cards=self.loop.models,
+            keys=Keys(self._api_key, self._admin_key, self._tenants or {}),
+            limits=Limits(self._secret, algorithm=hash_algorithm(self._tenants)),
+            metrics=self._metrics,
+            lease_s=lease_s,
         )
 
     def offer(self, card: ModelCard, *, replace: bool = False) -> None:

@@ -137,6 +137,12 @@ class Scheduling(Settings):
     max_queue_tokens: Positive = option(
         16 << 20, "Prompt tokens that may wait for a rank; more get a 429.", "admission"
     )
+    schedule_lease_s: Seconds = option(
+        60.0,
+        "How long a place given by POST /v1/schedule stays charged unless its caller renews it or"
+        " is done.",
+        "scheduling",
+    )
     max_ttft_s: Seconds | None = option(
         None, "Refuse (503) what is predicted to wait longer for its first token.", "admission"
     )

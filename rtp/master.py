@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import secrets
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,16 +21,18 @@ from rtp.core.commands import Note
 from rtp.core.errors import RtpError
 from rtp.core.master.master import Master
 from rtp.core.messages import Ask, Cancel
-from rtp.core.types import RequestId
+from rtp.core.types import FrontendId, RequestId
 from rtp.io import addresses, logs
 from rtp.io.clock import LoopWatch, now
 from rtp.io.handshake import read_secret
-from rtp.io.http_server import make_runner
+from rtp.io.http_schedule import STEMS
+from rtp.io.http_server import HotRoutes, make_runner
 from rtp.io.master_loop import MasterLoop
 from rtp.io.metrics import Metrics
 from rtp.io.policy_watch import Watched
 from rtp.io.ratchet import next_number
 from rtp.io.runner_process import die_with
+from rtp.io.schedule_desk import Desk
 from rtp.serving import listen, until_signal
 from rtp.settings import from_command_line
 
@@ -80,14 +83,22 @@ class MasterServer:
         )
         self.frontend = self._api.loop
         self._requests = self._api.requests
+        desk_id = FrontendId(f"schedule-{secrets.token_hex(4)}")
+        self.desk = Desk(desk_id, lambda message: self.loop.from_frontend(desk_id, message))
+        schedule = self._api.schedule(
+            self.desk,
+            pools=lambda: self._core.fleet.pools,
+            booked=self._core.booked,
+            lease_s=config.schedule_lease_s,
+        )
         self._listener = listen(config.host, config.port)
         app = self._api.app(
             overview=self.overview,
             placement=lambda request_id: self._core.placement(RequestId(request_id)),
             clients=config.frontend,
         )
-        app.add_routes(self.loop.routes())
-        self._runner = make_runner(app)
+        app.add_routes([*self.loop.routes(), *schedule.routes()])
+        self._runner = make_runner(app, HotRoutes(schedule.find, STEMS))
         self._watch = LoopWatch(self.loop.driver.times)
         self.metrics.watch(loop=self.loop.driver.times)
 
@@ -95,6 +106,7 @@ class MasterServer:
         """Serves; workers may come from now on."""
         if self._config.frontend:
             self.loop.join(self.frontend)
+        self.loop.join(self.desk)
         await self.loop.start([addresses.normal(address) for address in self._config.workers])
         await self._runner.setup()
         await web.SockSite(self._runner, self._listener).start()
@@ -116,6 +128,7 @@ class MasterServer:
         """Closes everything; a client that does not read its end is not waited for."""
         self._watch.close()
         await self.frontend.drain(0)
+        self.desk.close()
         self.loop.hang_up_frontends()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):

@@ -222,6 +222,11 @@ class Ask(Message, frozen=True, tag=10):
     """Workers that failed this request."""
     failed: bool = False
     """The attempt before this one was lost after its grant (counted, and fenced on its worker)."""
+    lease_s: float = 0.0
+    """Above 0: nobody will submit it, the caller's own engine runs it (router-only mode). The grant
+    is then settled by Done, by Cancel, or by the end of this lease unless it is renewed."""
+    at_once: bool = False
+    """Bind now, to the best rank even if it is busy, or refuse."""
 
 
 class Refuse(Message, frozen=True, tag=11):
@@ -264,6 +269,31 @@ class WorkerLost(Message, frozen=True, tag=13):
 
     worker_id: WorkerId
     epoch: int
+
+
+class Done(Message, frozen=True, tag=14):
+    """frontend -> Master: how a grant that nobody submitted ended. Repeats change nothing."""
+
+    request_id: RequestId
+    attempt: int
+    reason: str
+    """"done" or "failed"; what is called off is cancelled by Cancel."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens found in the cache and not computed; -1: not told."""
+    generated: int
+    """Output tokens of all choices; -1: not told."""
+
+
+class Renew(Message, frozen=True, tag=15):
+    """frontend -> Master: such a grant is still wanted."""
+
+    request_id: RequestId
+    attempt: int
+    lease_s: float
+    """From now on."""
+    prefilled: bool = False
+    """Its prompt has been computed."""
 
 
 # ---------------------------------------------------------------- frontend <-> worker, stream
@@ -357,7 +387,7 @@ class Cancel(Message, frozen=True, tag=24):
 
 
 LinkMessage = Poll | Fence | Status | Now | Delta | Snapshot
-AskMessage = Ask | Cancel | Grant | Refuse | WorkerLost
+AskMessage = Ask | Cancel | Done | Renew | Grant | Refuse | WorkerLost
 StreamMessage = Submit | Ack | Cancel | Tokens | Rejected
 AnyMessage = (
     Register
@@ -371,6 +401,8 @@ AnyMessage = (
     | Refuse
     | Grant
     | WorkerLost
+    | Done
+    | Renew
     | Submit
     | Tokens
     | Rejected

@@ -46,8 +46,13 @@ class ApiError(RtpError):
         }
         return msgspec.json.encode({"error": error})
 
-    def response(self) -> web.Response:
-        """The HTTP answer; 429 and 503 always say when to come back."""
+    @property
+    def outcome(self) -> str:
+        """For counting: what could not be taken was refused, what broke has failed."""
+        return "refused" if self.status < 500 or self.status == 503 else "failed"
+
+    def headers(self) -> dict[str, str]:
+        """429 and 503 always say when to come back."""
         headers = {}
         if self.status in (429, 503):
             wait_s = min(max(self.retry_after_s or 1.0, 1.0), MAX_RETRY_AFTER_S)
@@ -55,8 +60,15 @@ class ApiError(RtpError):
         if self.status == 401:
             # A browser asks for the key by this scheme; SDKs send theirs as Bearer.
             headers["WWW-Authenticate"] = 'Basic realm="rtp", charset="UTF-8"'
+        return headers
+
+    def response(self) -> web.Response:
+        """The HTTP answer."""
         return web.Response(
-            status=self.status, body=self.body(), content_type="application/json", headers=headers
+            status=self.status,
+            body=self.body(),
+            content_type="application/json",
+            headers=self.headers(),
         )
 
 

@@ -64,16 +64,19 @@ def account(metrics: Metrics) -> Middleware:
 async def echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """on_response_prepare: the client's X-Request-Id, or one of ours. Never an internal key."""
     given = request.headers.get(REQUEST_ID, "")
-    usable = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
     own = (request.get(FACTS) or {}).get("request_id") or uuid.uuid4().hex
-    response.headers[REQUEST_ID] = given if usable else str(own)
+    response.headers[REQUEST_ID] = given if usable_id(given) else str(own)
+
+
+def usable_id(given: str) -> bool:
+    """Whether a client's X-Request-Id can be echoed."""
+    return 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
 
 
 def _answer(metrics: Metrics, request: web.Request, error: ApiError) -> web.Response:
-    outcome = "refused" if error.status < 500 or error.status == 503 else "failed"
     if error.status == 413:
         metrics.bodies_too_large.inc()
-    _ended(metrics, request, error.status, End(outcome, error))
+    _ended(metrics, request, error.status, End(error.outcome, error))
     return error.response()
 
 

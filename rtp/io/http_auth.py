@@ -34,9 +34,13 @@ class Keys:
 
     def tenant(self, request: web.Request) -> str:
         """Whose key this is; "" for the one key and where none is needed. Raises ApiError 401."""
+        return self.tenant_of(request.headers.get("Authorization", ""))
+
+    def tenant_of(self, authorization: str) -> str:
+        """The same, from the Authorization header."""
         if not self._tenants:
             return ""
-        given = _digest(_credential(request))
+        given = _digest(_credential(authorization))
         found = [tenant for key, tenant in self._tenants if hmac.compare_digest(key, given)]
         if not found:
             raise _unauthorised()
@@ -46,7 +50,7 @@ class Keys:
         """Raises ApiError 401 off loopback without the admin key."""
         if is_local(request):
             return
-        given = _digest(_credential(request))
+        given = _digest(_credential(request.headers.get("Authorization", "")))
         if self._admin is None or not hmac.compare_digest(self._admin, given):
             raise _unauthorised()
 
@@ -87,9 +91,9 @@ def _is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def _credential(request: web.Request) -> str:
+def _credential(authorization: str) -> str:
     """The key from `Bearer KEY`, or from the password of `Basic`, which browsers can send."""
-    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
     if scheme.lower() == "basic":

@@ -111,8 +111,11 @@ def header_text(request: web.Request, name: str) -> str:
 def header_seconds(request: web.Request, name: str) -> float | None:
     """A header that holds seconds. Raises ApiError 400 unless it is a positive, finite number."""
     raw = request.headers.get(name)
-    if raw is None:
-        return None
+    return None if raw is None else seconds(name, raw)
+
+
+def seconds(name: str, raw: str) -> float:
+    """The value of a header that holds seconds. Raises ApiError 400."""
     try:
         value = float(raw)
     except ValueError:

@@ -20,7 +20,7 @@ from rtp.io.http_models import Models
 from rtp.io.metrics import Metrics
 from rtp.io.metrics_facts import Overview
 from rtp.io.openai_prompts import TextCodec
-from rtp.io.openai_request import Limits
+from rtp.io.openai_request import Limits, hash_algorithm
 from rtp.io.sse import SseTimes
 
 Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -56,8 +56,7 @@ def make_app(
     served = Served(lambda: frontend.models, codec_of)
     limits = Limits(
         secret=secret,
-        # Several tenants do not trust each other: their caches need a collision-resistant hash.
-        algorithm="sha256" if tenants else "xxh3-128",
+        algorithm=hash_algorithm(tenants),
         default_timeout_s=default_timeout_s,
         max_timeout_s=max_timeout_s,
     )

@@ -56,7 +56,7 @@ class Models:
     async def detokenize(self, request: web.Request) -> web.Response:
         body = parse(await read_json(request), DetokenizeBody)
         card, codec = self._served.find(body.model)
-        ids = unpack_ids(pack_checked(body.tokens, card, "tokens"))
+        ids = unpack_ids(pack_checked(body.tokens, card.vocab_size, "tokens"))
         return _json({"prompt": codec.decode(ids, False)})
 
     async def tokenizer_info(self, request: web.Request) -> web.Response:

@@ -1,8 +1,10 @@
-"""aiohttp's server as we want it: clients that leave, kept connections, errors of one shape."""
+"""aiohttp's server as we want it: clients that leave, kept connections, errors of one shape, hot
+routes in front (io/fast_http)."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -10,6 +12,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from rtp.io.errors_http import ApiError, of_http
+from rtp.io.fast_http import FastHttp, Find
 
 KEEPALIVE_S = 900.0
 """Idle time of a kept connection: longer than the pools of clients and proxies, so that the client
@@ -22,7 +25,15 @@ kept for ever. Later heads are bounded by the keep-alive time."""
 log = structlog.get_logger(__name__)
 
 
-def make_runner(app: web.Application) -> web.AppRunner:
+@dataclass(frozen=True, slots=True)
+class HotRoutes:
+    """What io/fast_http answers itself: see Find there; `stems` begin their request lines."""
+
+    find: Find
+    stems: tuple[bytes, ...]
+
+
+def make_runner(app: web.Application, hot: HotRoutes | None = None) -> web.AppRunner:
     """A runner that cancels a handler as soon as its client is gone (cases O03, O04).
 
     Packed bodies reach the handlers as they came (io/http_body): those that are refused unread are
@@ -30,6 +41,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
     """
     return Runner(
         app,
+        hot,
         handler_cancellation=True,
         keepalive_timeout=KEEPALIVE_S,
         auto_decompress=False,
@@ -86,21 +98,52 @@ class _Connection(RequestHandler):
 
 
 class _Server(web.Server):
+    hot: HotRoutes | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # Any: handed on as they are
+        super().__init__(*args, **options)
+        self._fast: set[FastHttp] = set()
+
     def __call__(self) -> RequestHandler:
+        if self.hot is None:
+            return self._slow()
+        # A protocol is all that loops want of a server's factory.
+        fast: Any = FastHttp(
+            self.hot.find, self.hot.stems, self._slow, self._fast, keepalive_s=KEEPALIVE_S
+        )
+        return fast  # type: ignore[no-any-return]
+
+    def pre_shutdown(self) -> None:
+        super().pre_shutdown()
+        for connection in list(self._fast):
+            connection.close()
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        await super().shutdown(timeout)
+        for connection in list(self._fast):
+            connection.abort()
+
+    def _slow(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
 class Runner(web.AppRunner):
     """An AppRunner whose connections are those of this file."""
 
+    def __init__(self, app: web.Application, hot: HotRoutes | None = None, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._hot = hot
+
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         # aiohttp names the class of its connections in code; there is no option for another.
         options: dict[str, Any] = server._kwargs
-        return _Server(
+        ours = _Server(
             server.request_handler,
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
             loop=server._loop,
             **options,
         )
+        ours.hot = self._hot
+        return ours

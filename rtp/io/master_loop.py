@@ -16,17 +16,19 @@ from rtp.core.errors import ProtocolError
 from rtp.core.events import Event, From, FrontendUp, LinkDown, LinkUp
 from rtp.core.messages import (
     Ask,
+    AskMessage,
     Cancel,
     Delta,
+    Done,
     Message,
     Register,
+    Renew,
     Snapshot,
     Status,
 )
 from rtp.core.types import FrontendId, WorkerId
 from rtp.io.ask_link import AskLinks
 from rtp.io.driver import Core, Driver, fault_note
-from rtp.io.frontend_loop import FrontendLoop
 from rtp.io.handshake import new_nonce
 from rtp.io.model_offers import Shelf, fetch_card
 from rtp.io.name_service import StaticNames
@@ -42,6 +44,16 @@ class MasterCore(Core, Protocol):
     def refusal(self, worker_id: WorkerId, epoch: int) -> str: ...
 
     def models(self) -> dict[str, bool]: ...
+
+
+class LocalFrontend(Protocol):
+    """A frontend in this process."""
+
+    frontend_id: FrontendId
+
+    def master_up(self, term: int) -> None: ...
+
+    def from_master(self, message: AskMessage) -> None: ...
 
 
 class MasterLoop:
@@ -71,7 +83,7 @@ class MasterLoop:
         self._links = Links(
             secret=secret, term=term, on_event=self._from_links, on_closed=self._link_closed
         )
-        self._frontends: dict[str, FrontendLoop] = {}
+        self._frontends: dict[str, LocalFrontend] = {}
         self._asks = AskLinks(secret=secret, term=term, on_event=self.driver.tell, on_note=on_note)
         self._shelf = Shelf(secret, core.models)
         self._registers: dict[WorkerId, Register] = {}
@@ -85,7 +97,7 @@ class MasterLoop:
         register = web.post(REGISTER_PATH, self._register_route)
         return [register, self._asks.route(), *self._shelf.routes()]
 
-    def join(self, frontend: FrontendLoop) -> None:
+    def join(self, frontend: LocalFrontend) -> None:
         """A frontend in this process: what it and the Master tell each other are function calls."""
         self._frontends[frontend.frontend_id] = frontend
         self.driver.tell(FrontendUp(frontend.frontend_id))
@@ -120,7 +132,7 @@ class MasterLoop:
         if self._session is not None:
             await self._session.close()
 
-    def from_frontend(self, frontend_id: FrontendId, message: Ask | Cancel) -> None:
+    def from_frontend(self, frontend_id: FrontendId, message: Ask | Cancel | Done | Renew) -> None:
         self.driver.tell(From(frontend_id, message))
 
     def register(self, register: Register) -> str:

@@ -78,7 +78,7 @@ async def completion_prompts(
             _check_chars(one, body.truncate_prompt_tokens, card, "prompt")
             ids = await codec.encode_packed(one, body.add_special_tokens)
         else:
-            ids = pack_checked(one, card, "prompt")
+            ids = pack_checked(one, card.vocab_size, "prompt")
         if not ids:
             raise invalid("prompt", "prompt has no tokens")
         cut = _truncated(ids, body, card, DEFAULT_COMPLETION_TOKENS)
@@ -124,19 +124,19 @@ def render(body: ChatBody | TokenizeBody, card: ModelCard, codec: TextCodec) -> 
         raise invalid("messages", f"The chat template refused these messages: {error}") from None
 
 
-def pack_checked(ids: object, card: ModelCard, param: str) -> Ids:
+def pack_checked(ids: object, vocab_size: int, param: str) -> Ids:
     """Token ids -> int32 bytes. Raises ApiError unless each is an integer inside the vocabulary."""
     # By type: a bool is an int to isinstance.
     if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
         raise invalid(param, f"{param} must hold integer token ids")
     try:
         array = np.array(ids, dtype="<i8")
-        inside = not ids or (array.min() >= 0 and array.max() < card.vocab_size)
+        inside = not ids or (array.min() >= 0 and array.max() < vocab_size)
     except OverflowError:
         inside = False
     if not inside:
         raise invalid(
-            param, f"{param} holds a token id outside the vocabulary (0 to {card.vocab_size - 1})"
+            param, f"{param} holds a token id outside the vocabulary (0 to {vocab_size - 1})"
         )
     return array.astype("<i4").tobytes()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -43,6 +44,11 @@ class Limits:
     max_timeout_s: float = 3600.0
 
 
+def hash_algorithm(tenants: Mapping[str, str] | None) -> str:
+    """Several tenants do not trust each other: their caches need a collision-resistant hash."""
+    return "sha256" if tenants else "xxh3-128"
+
+
 async def begins(
     reply_id: str,
     body: CompletionBody | ChatBody,
@@ -57,7 +63,7 @@ async def begins(
     seed = namespace(
         secret=limits.secret,
         revision=card.revision,
-        salt=_salt(caller.tenant, body.cache_salt),
+        salt=tenant_salt(caller.tenant, body.cache_salt),
         algorithm=limits.algorithm,
     )
     timeout_s = body.timeout_s or caller.timeout_s or limits.default_timeout_s
@@ -74,7 +80,7 @@ async def begins(
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             tenant=caller.tenant,
-            chat_id=_chat_id(caller, body),
+            chat_id=bounded_chat_id(caller.chat_id or body.chat_id or body.prompt_cache_key or ""),
             priority=max(-16, min(16, body.priority)),
             timeout_s=min(timeout_s, limits.max_timeout_s),
             ttft_timeout_s=body.ttft_timeout_s,
@@ -166,14 +172,13 @@ def _stop_ids(given: list[int], card: ModelCard) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _salt(tenant: str, cache_salt: str) -> str:
+def tenant_salt(tenant: str, cache_salt: str) -> str:
     """Length first, so that no tenant and salt together spell another pair."""
     return f"{len(tenant)}:{tenant}{cache_salt}" if tenant or cache_salt else ""
 
 
-def _chat_id(caller: Caller, body: Generation) -> str:
+def bounded_chat_id(given: str) -> str:
     """Bounded, so that the affinity table is; a long one is named by its digest."""
-    given = caller.chat_id or body.chat_id or body.prompt_cache_key or ""
     if len(given) <= MAX_CHAT_ID:
         return given
     return hashlib.blake2b(given.encode(), digest_size=32).hexdigest()

@@ -18,6 +18,7 @@ from rtp.core.messages import (
     Cancel,
     ChoiceState,
     Delta,
+    Done,
     Fence,
     Finished,
     FirstToken,
@@ -28,6 +29,7 @@ from rtp.core.messages import (
     Refuse,
     Register,
     Rejected,
+    Renew,
     Snapshot,
     Status,
     Submit,
@@ -96,6 +98,8 @@ MESSAGES: list[AnyMessage] = [
     Rejected(R, 1, "draining", True),
     Ack((AckItem(R, 1, 0, 5), AckItem(R, 1, 1, -1, True))),
     Cancel(R, 1, "client gone"),
+    Done(R, 1, "done", 17, 16, 4),
+    Renew(R, 1, 30.0, True),
 ]
 
 

@@ -19,6 +19,7 @@ GATES = (
     "queue_requests",
     "queue_tokens",
     "predicted_ttft",
+    "no_room",
     "deadline",
 )
 LEAST_RETRY_S = 1.0
@@ -69,6 +70,10 @@ class Admission:
             "no worker for this model is alive",
             LEAST_RETRY_S,
         )
+
+    def no_room(self, ask: Ask) -> Refuse:
+        reason = "no worker has room now, and the request does not wait"
+        return self._refuse(ask, "no_room", 503, "overloaded", reason, LEAST_RETRY_S)
 
     def deadline_passed(self, ask: Ask) -> Refuse:
         return self._refuse(

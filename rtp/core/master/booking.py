@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from rtp.core.messages import Grant
 from rtp.core.types import FrontendId, Hashes
@@ -31,3 +32,7 @@ class Booking:
     first_token: bool = False
     parked: bool = False
     """It waits for a slow reader and holds no pages: nothing is reserved for it meanwhile."""
+    external: bool = False
+    """Nobody submits it, so no Status tells of it; its number is none of the rank's."""
+    lease_ends: float = inf
+    """When an external one is settled unless it is renewed."""

@@ -180,6 +180,8 @@ class Fleet:
         grant = booking.grant
         self._ledger.release(booking, now)
         self.pools[booking.model].dirty = True
+        if booking.external:
+            return []
         fence = Fence(grant.request_id, grant.attempt, grant.rank, grant.number)
         member = self.members.current(grant.worker_id, grant.epoch)
         if member is None:

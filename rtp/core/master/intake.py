@@ -124,6 +124,10 @@ class Intake:
             out += self._refuse(waiting, self._admission.deadline_passed(waiting.ask))
         return out
 
+    def no_room(self, waiting: Waiting) -> list[Command]:
+        """It would not wait, and no rank can take it now."""
+        return self._refuse(waiting, self._admission.no_room(waiting.ask))
+
     # ------------------------------------------------------------ gates
 
     def _admit(self, ask: Ask, arrival: float, now: float, *, again: bool) -> Refuse | None:
@@ -155,6 +159,8 @@ class Intake:
         waiting = Waiting(ask, arrival, deadline=now + patience, asked_at=now)
         need = uncached + ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
         pool.window.add(waiting, uncached, service_s, need)
+        if ask.at_once:
+            pool.at_once.append(waiting)
         pool.dirty = True
         self.waiting[ask.request_id] = waiting
         return None

@@ -2,7 +2,7 @@
 
 A booking ends by a Finished, a Fence, a lease that ran out, its worker's loss, or a Cancel; whoever
 comes first calls release, and it all goes back at once: the rank's columns, the blocks counted as
-arriving.
+arriving. (What ends those that nobody submits: external.py.)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from math import inf
 
 from rtp.core.master.booking import Booking
+from rtp.core.master.due_times import DueTimes
 from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import Ranks
 from rtp.core.types import Hashes, IntArray, RequestId
@@ -27,6 +28,8 @@ class Ledger:
         self._ranks = ranks
         self._map = prefix_map
         self._expiry_s = expiry_s
+        self.external = DueTimes()
+        """External bookings by the time something is to be done about them."""
         self._bookings: dict[RequestId, Booking] = {}
         self._leases: deque[tuple[float, Booking]] = deque()
         self._lingering: deque[tuple[float, int, Hashes]] = deque()
@@ -45,12 +48,14 @@ class Ledger:
         self._ranks.charge(booking)
         self._map.arrive(booking.row, booking.hashes)
         self._bookings[booking.grant.request_id] = booking
-        self._leases.append((booking.granted_at + self._expiry_s, booking))
+        if booking.external:
+            self.external.set(booking, min(booking.lease_ends, self._ranks.busy_until[booking.row]))
+        else:
+            self._leases.append((booking.granted_at + self._expiry_s, booking))
 
     def release(self, booking: Booking, now: float, *, done: bool = False) -> None:
         """done: it computed its prompt, so a Delta will confirm its blocks."""
-        self._ranks.release(booking)
-        del self._bookings[booking.grant.request_id]
+        self._close(booking)
         if done:
             self._lingering.append((now + LINGER_S, booking.row, booking.hashes))
         else:
@@ -62,8 +67,7 @@ class Ledger:
         gone = set(rows.tolist())
         for row in rows.tolist():
             for booking in self._ranks.bookings(row):
-                self._ranks.release(booking)
-                del self._bookings[booking.grant.request_id]
+                self._close(booking)
                 count += 1
             self._map.drop_rank(row)
         # The rows may be another worker's soon: what lingers there must not be settled on it.
@@ -91,7 +95,8 @@ class Ledger:
     @property
     def next_due(self) -> float:
         lease = self._leases[0][0] if self._leases else inf
-        return min(lease, self._lingering[0][0] if self._lingering else inf)
+        lingering = self._lingering[0][0] if self._lingering else inf
+        return min(lease, lingering, self.external.next_due)
 
     def idle(self) -> bool:
         return not self._bookings and self._ranks.idle()
@@ -101,6 +106,13 @@ class Ledger:
         assert all(b.open and id == b.grant.request_id for id, b in self._bookings.items())
         rows = {b.row for b in self._bookings.values()}
         assert len(self._bookings) == sum(len(self._ranks.bookings(row)) for row in rows)
+        assert len(self.external) == sum(b.external for b in self._bookings.values())
+
+    def _close(self, booking: Booking) -> None:
+        self._ranks.release(booking)
+        del self._bookings[booking.grant.request_id]
+        if booking.external:
+            self.external.drop(booking)
 
     @staticmethod
     def _settled(booking: Booking) -> bool:

@@ -14,7 +14,9 @@ from rtp.core.commands import Command
 from rtp.core.events import Event, From, FrontendDown, FrontendUp, LinkDown, LinkUp, Tick
 from rtp.core.master.admission import Admission
 from rtp.core.master.affinity import Affinity
+from rtp.core.master.booking import Booking
 from rtp.core.master.early import Early
+from rtp.core.master.external import External
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.intake import Intake
 from rtp.core.master.ledger import Ledger
@@ -33,8 +35,10 @@ from rtp.core.messages import (
     Ask,
     Cancel,
     Delta,
+    Done,
     Now,
     Register,
+    Renew,
     Snapshot,
     Status,
 )
@@ -100,6 +104,7 @@ class Master:
             self.totals,
             Early(grace_s, max_queue_requests),
         )
+        self._external = External(self.ranks, self.ledger, self.fleet, self.totals)
         self._rounds = Rounds(
             self.ranks,
             self.ledger,
@@ -108,6 +113,7 @@ class Master:
             self.affinity,
             self.intake.waiting,
             LEASE_S,
+            self.intake.no_room,
         )
         self._started_at: float | None = None
         self._swept_at = -inf
@@ -128,6 +134,8 @@ class Master:
             Snapshot: self._snapshot,
             Ask: self.intake.ask,
             Cancel: self.intake.cancel,
+            Done: self._external.done,
+            Renew: self._external.renew,
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -163,6 +171,10 @@ class Master:
         """Why a request went where it did, while remembered."""
         return placement(self, request_id)
 
+    def booked(self, request_id: RequestId) -> Booking | None:
+        """The open grant of a request."""
+        return self.ledger.find(request_id)
+
     def refusal(self, worker_id: WorkerId, epoch: int) -> str:
         """Why this life of a worker, which has registered, is not taken; "" where it is."""
         return self.fleet.members.refusal(worker_id, epoch)
@@ -193,6 +205,7 @@ class Master:
         self.ledger.settle_lingering(now)
         out += self._expire_leases(now, stood_still)
         out += self.intake.recall(now)
+        out += self._external.expire(now)
         for pool in self.fleet.pools.values():
             out += self.intake.expire(pool, now)
             if pool.dirty or now >= pool.next_round:

@@ -62,6 +62,7 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
             "failed_attempts": totals.failed_attempts,
             "cancelled": totals.cancelled,
             "leases_expired": totals.leases_expired,
+            "external_lapsed": totals.external_lapsed,
             "finished": dict(totals.finished),
         },
         "refused": dict(master.admission.counts),

@@ -49,6 +49,8 @@ class Pool:
         self.window = Window()
         self.outputs = OutputLengths()
         self.lead = Lead(lead_s)
+        self.at_once: list[Waiting] = []
+        """Of those that wait: the ones that the next round places or refuses."""
         self.members: dict[WorkerId, Member] = {}
         """Those present, with a role that prefills and decodes."""
         self.rows: IntArray = NO_ROWS

@@ -53,6 +53,7 @@ class Ranks:
         self._open: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._unseen: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._free = deque(range(capacity))
+        self._num_external = 0
 
     # ------------------------------------------------------------ rows
 
@@ -91,10 +92,12 @@ class Ranks:
     def charge(self, booking: Booking) -> None:
         """Takes the grant's load; its number is grant.number == next_number of the row."""
         row, number = booking.row, booking.grant.number
-        if number != self.next_number[row]:
-            raise IllegalMove(f"grant {number} on row {row} is out of order")
-        self.next_number[row] += 1
-        self._open[row][number] = self._unseen[row][number] = booking
+        if not booking.external:
+            if number != self.next_number[row]:
+                raise IllegalMove(f"grant {number} on row {row} is out of order")
+            self.next_number[row] += 1
+            self._unseen[row][number] = booking
+        self._open[row][number] = booking
         self.charged_tokens[row] += booking.new_tokens
         self.charged_requests[row] += 1
         self.reserved_tokens[row] += booking.reserved_tokens
@@ -113,6 +116,23 @@ class Ranks:
             self.busy_until[row] -= booking.prefill_s
         self.park(booking, False)
         self.reserved_tokens[row] -= booking.reserved_tokens
+
+    def external_number(self) -> int:
+        """For a grant that nobody submits: below 0, so that no rank waits for it to be seen."""
+        self._num_external += 1
+        return -self._num_external
+
+    def prefilled(self, booking: Booking, *, early: bool) -> None:
+        """An external one's prompt is no work any more, but lies in pages until the end. early:
+        before the time it was predicted to take had passed."""
+        self.settle_reports()
+        row, tokens = booking.row, booking.new_tokens
+        self.charged_tokens[row] -= tokens
+        self.reserved_tokens[row] += tokens
+        booking.reserved_tokens += tokens
+        if early:
+            self.busy_until[row] -= booking.prefill_s
+        booking.new_tokens, booking.prefill_s = 0, 0.0
 
     def park(self, booking: Booking, parked: bool) -> None:
         """Its reservation goes while it is parked, and comes back."""
@@ -223,7 +243,8 @@ class Ranks:
 
     def _uncharge(self, booking: Booking) -> None:
         row = booking.row
-        del self._unseen[row][booking.grant.number]
+        if not booking.external:
+            del self._unseen[row][booking.grant.number]
         self.charged_tokens[row] -= booking.new_tokens
         self.charged_requests[row] -= 1
 
@@ -239,9 +260,10 @@ class Ranks:
         for row in range(self.capacity):
             opened, unseen = self._open[row], self._unseen[row]
             assert all(b.open and b.row == row for b in opened.values())
-            assert unseen == {n: b for n, b in opened.items() if not b.seen}
-            assert self.charged_tokens[row] == sum(b.new_tokens for b in unseen.values())
-            assert self.charged_requests[row] == len(unseen)
+            charged = [b for b in opened.values() if not b.seen]
+            assert unseen == {b.grant.number: b for b in charged if not b.external}
+            assert self.charged_tokens[row] == sum(b.new_tokens for b in charged)
+            assert self.charged_requests[row] == len(charged)
             assert self.reserved_tokens[row] == sum(
                 b.reserved_tokens for b in opened.values() if not b.parked
             )

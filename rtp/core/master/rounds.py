@@ -5,6 +5,7 @@ Bounded: at most 16 requests are looked at a round, so a backlog costs time in t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -19,7 +20,7 @@ from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
-from rtp.core.messages import Grant
+from rtp.core.messages import Ask, Grant
 from rtp.core.types import BoolArray, RequestId
 
 MOST_LOOKS = 16
@@ -44,8 +45,10 @@ class Rounds:
         affinity: Affinity,
         queue: dict[RequestId, Waiting],
         lease_s: float,
+        no_room: Callable[[Waiting], list[Command]],
     ) -> None:
-        """queue: all waiting requests by id; a granted one leaves it."""
+        """queue: all waiting requests by id; a granted one leaves it.  no_room: refuses one that
+        would not wait."""
         self._ranks = ranks
         self._ledger = ledger
         self._fleet = fleet
@@ -53,12 +56,13 @@ class Rounds:
         self._affinity = affinity
         self._queue = queue
         self._lease_s = lease_s
+        self._no_room = no_room
 
     def run(self, pool: Pool, now: float) -> list[Command]:
         """One round. Sets the time of the next one that is worth while without news."""
         window = pool.window
         pool.dirty, pool.next_round = False, inf
-        out: list[Command] = []
+        out = self._bind_at_once(pool, now) if pool.at_once else []
         if not window.num_waiting or not len(pool.rows):
             return out
         for held in window.held_too_long(now):
@@ -92,6 +96,25 @@ class Rounds:
         window.unskip()
         if pool.next_round == inf:
             pool.next_round = min(self._next_free(pool, now), window.next_hold)
+        return out
+
+    def _bind_at_once(self, pool: Pool, now: float) -> list[Command]:
+        """Requests that do not wait: each to the best rank that has room, busy or not."""
+        out: list[Command] = []
+        batch, pool.at_once = pool.at_once[:MOST_LOOKS], pool.at_once[MOST_LOOKS:]
+        view = self._ranks.view(pool.at, now, inf)  # any wait will do
+        for waiting in batch:
+            if self._queue.get(waiting.ask.request_id) is not waiting:
+                continue
+            choice = self._look(pool, waiting, view, now)
+            if choice is None:
+                out += self._no_room(waiting)
+                continue
+            if choice.failure:
+                out.append(Note("policy.failed", {"reason": choice.failure}))
+            out += self._grant(pool, waiting, choice, now)
+            view.reread(choice.row)
+        pool.dirty = bool(pool.at_once)
         return out
 
     def _return_held(self, pool: Pool, now: float) -> None:
@@ -181,13 +204,13 @@ class Rounds:
         grant = Grant(
             request_id=ask.request_id,
             attempt=ask.attempt,
-            number=int(self._ranks.next_number[row]),
+            number=self._number(ask, row),
             worker_id=member.worker_id,
             epoch=member.register.epoch,
             address=member.register.address,
             rank=rank,
             matched_tokens=choice.matched_tokens,
-            lease_s=self._lease_s,
+            lease_s=ask.lease_s or self._lease_s,
             held=waiting.hold_number > 0,
         )
         expected = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
@@ -204,6 +227,8 @@ class Rounds:
             prefill_s=choice.prefill_s,
             granted_at=now,
             arrival=waiting.arrival,
+            external=ask.lease_s > 0,
+            lease_ends=now + ask.lease_s if ask.lease_s > 0 else inf,
         )
         self._ledger.charge(booking)
         self._affinity.remember(ask.tenant, ask.chat_id, member.worker_id, rank, now)
@@ -220,3 +245,7 @@ class Rounds:
             },
         )
         return [Send(ask.frontend_id, grant), note]
+
+    def _number(self, ask: Ask, row: int) -> int:
+        external = ask.lease_s > 0
+        return self._ranks.external_number() if external else int(self._ranks.next_number[row])

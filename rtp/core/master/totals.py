@@ -14,6 +14,8 @@ class Totals:
     """Of them: the earlier one was lost after its grant."""
     cancelled: int = 0
     leases_expired: int = 0
+    external_lapsed: int = 0
+    """Grants of router-only mode whose lease ended before their caller was done."""
     prompt_tokens: int = 0
     """Of requests whose first token came."""
     predicted_hit_tokens: int = 0

@@ -1,0 +1,261 @@
+"""A few hot routes on a bare protocol, in front of aiohttp and on the same port.
+
+A connection starts here. A request with a plain head (HTTP/1.1, the grammar of HEAD, no header
+twice, a known length, nothing to negotiate) that names a hot route is answered here; at the first
+one that is not, the connection goes over to aiohttp for good, with every byte it has not been
+answered for. So what is odd, slow, large or no HTTP at all meets the one parser and the one set of
+rules that all other routes have, which must therefore serve the hot routes as well. One request of
+a connection is under way at a time; what is pipelined behind it waits, and beyond MOST_AHEAD is not
+read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import cast
+
+from aiohttp.helpers import rfc822_formatted_time
+
+MOST_HEAD = 8190
+"""Bytes of a head; aiohttp refuses longer lines."""
+MOST_BODY = 128 << 10
+"""Larger ones would keep the loop for milliseconds; aiohttp's side hashes in a thread."""
+MOST_AHEAD = 64 << 10
+LOOK_S = 60.0
+"""A connection that has brought no whole first request by then is closed."""
+TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+HEAD = re.compile(
+    rb"([A-Z]+) (/[!-~]*) HTTP/1\.1\r\n((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n"
+)
+ELSEWHERE = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade")
+"""Headers whose meaning is left to aiohttp."""
+JSON_TYPE = b"application/json"
+REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+Handler = Callable[["Call"], None]
+Find = Callable[[bytes, bytes], Handler | None]
+"""(method, target) -> who answers it; None: nobody here."""
+
+
+class Call:
+    """One request. Answer it once, now or later; on_gone is called if its client left before."""
+
+    __slots__ = ("_connection", "body", "headers", "on_gone", "target")
+
+    def __init__(
+        self, connection: FastHttp, target: bytes, headers: Mapping[bytes, bytes], body: bytes
+    ) -> None:
+        self.target = target
+        self.headers = headers
+        """Names in lower case."""
+        self.body = body
+        self.on_gone: Callable[[], None] = _nothing
+        self._connection = connection
+
+    def answer(self, status: int, body: bytes, extra: str = "") -> None:
+        """extra: further header lines, each with its CRLF. Nothing happens if the client left."""
+        self._connection.answered(self, status, body, extra)
+
+
+class FastHttp(asyncio.Protocol):
+    """One connection. stems: how the request lines of hot routes begin; what cannot become one of
+    them goes over at once.  other: makes aiohttp's connection."""
+
+    def __init__(
+        self,
+        find: Find,
+        stems: tuple[bytes, ...],
+        other: Callable[[], asyncio.Protocol],
+        open_connections: set[FastHttp],
+        keepalive_s: float,
+    ) -> None:
+        self._find = find
+        self._stems = stems
+        self._other = other
+        self._open = open_connections
+        self._most_looks = max(1, round(keepalive_s / LOOK_S))
+        self._transport: asyncio.Transport = cast(
+            asyncio.Transport, None
+        )  # connection_made sets it
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._want = 0
+        """Bytes without which there is nothing new to see."""
+        self._call: Call | None = None
+        self._parsing = False
+        self._write_blocked = False
+        self._read_paused = False
+        self._closing = False
+        self._num_answered = 0
+        self._num_seen = 0
+        self._idle_looks = 0
+
+    # ------------------------------------------------------------ asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._open.add(self)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._open.discard(self)
+        call, self._call = self._call, None
+        self._closing = True
+        if call is not None:
+            call.on_gone()
+
+    def data_received(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        if self._call is None and not self._write_blocked:
+            if self._size >= self._want:
+                self._parse()
+        elif self._size > MOST_AHEAD and not self._read_paused:
+            self._read_paused = True
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self._write_blocked = True
+
+    def resume_writing(self) -> None:
+        self._write_blocked = False
+        self._go_on()
+
+    # ------------------------------------------------------------ answers
+
+    def answered(self, call: Call, status: int, body: bytes, extra: str) -> None:
+        if call is not self._call:
+            return
+        self._call = None
+        self._num_answered += 1
+        head = (
+            f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nDate: {rfc822_formatted_time()}\r\n{extra}"
+        )
+        if b"close" in call.headers.get(b"connection", b"").lower():
+            self._closing = True
+            head += "Connection: close\r\n"
+        self._transport.write(f"{head}\r\n".encode("latin-1") + body)
+        if self._closing:
+            self._transport.close()
+        else:
+            self._go_on()
+
+    def close(self) -> None:
+        """Ends the connection; an answer under way is still sent."""
+        self._closing = True
+        if self._call is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # ------------------------------------------------------------ requests
+
+    def _go_on(self) -> None:
+        """What waited behind an answer, or behind a client that did not read."""
+        if self._parsing or self._call is not None or self._write_blocked or self._closing:
+            return
+        if self._read_paused:
+            self._read_paused = False
+            self._transport.resume_reading()
+        if self._size:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Takes requests from what has arrived until one is under way or incomplete."""
+        self._parsing = True
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        at = 0
+        while at < len(data) and self._call is None and not self._closing:
+            if self._write_blocked:
+                break
+            used = self._one(data, at)
+            if used < 0:
+                self._keep(data[at:])
+                self._hand_over()
+                return
+            if not used:
+                break
+            at += used
+        self._keep(data[at:] if at else data)
+        self._parsing = False
+
+    def _one(self, data: bytes, at: int) -> int:
+        """Length of the request at `at`, which was begun; 0: not all here yet; -1: not for us."""
+        self._want = 0
+        end = data.find(b"\r\n\r\n", at)
+        if end < 0:
+            begun = data[at : at + MOST_HEAD]
+            hopeful = any(begun.startswith(s[: len(begun)]) for s in self._stems)
+            return 0 if hopeful and len(data) - at <= MOST_HEAD else -1
+        head = HEAD.fullmatch(data, at, end + 4)
+        if head is None or end - at > MOST_HEAD:
+            return -1
+        handler = self._find(head[1], head[2])
+        headers = _headers(head[3])
+        if handler is None or headers is None:
+            return -1
+        length = int(headers.get(b"content-length", b"0"))
+        size = end + 4 - at + length
+        if length > MOST_BODY:
+            return -1
+        if len(data) - at < size:
+            self._want = size
+            return 0
+        body = data[end + 4 : end + 4 + length]
+        call = self._call = Call(self, head[2], headers, body)
+        handler(call)
+        return size
+
+    def _keep(self, rest: bytes) -> None:
+        self._parts = [rest] if rest else []
+        self._size = len(rest)
+
+    def _hand_over(self) -> None:
+        """The connection is aiohttp's from here on."""
+        self._timer.cancel()
+        self._open.discard(self)
+        protocol, transport = self._other(), self._transport
+        if self._read_paused:
+            transport.resume_reading()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        for part in self._parts:
+            protocol.data_received(part)
+
+    def _look(self) -> None:
+        """Once a minute: closes what brings nothing, hands over what does not get on."""
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        if self._call is not None or self._write_blocked or self._num_answered != self._num_seen:
+            self._num_seen = self._num_answered
+            self._idle_looks = 0
+        elif self._size:
+            self._hand_over()
+        else:
+            self._idle_looks += 1
+            if not self._num_answered or self._idle_looks >= self._most_looks:
+                self._transport.close()
+
+
+def _headers(lines: bytes) -> dict[bytes, bytes] | None:
+    """Header lines -> values by lower-case name; None where aiohttp shall look."""
+    headers: dict[bytes, bytes] = {}
+    for line in lines.split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if name in headers or name in ELSEWHERE:
+            return None
+        headers[name] = value.strip(b" \t")
+    length = headers.get(b"content-length", b"0")
+    kind = headers.get(b"content-type", JSON_TYPE)
+    plain = length.isdigit() and len(length) < 10 and kind.partition(b";")[0].strip() == JSON_TYPE
+    return headers if plain else None
+
+
+def _nothing() -> None:
+    pass
