@@ -66,6 +66,7 @@ class Run:
     ended: int
     refused: int
     lost: list[str]
+    fences: int
     statuses: int
     deltas: int
     overview: dict[str, Any]
@@ -109,7 +110,8 @@ class Run:
     @property
     def errors(self) -> int:
         unended = abs(self.asked - self.ended)
-        return self.refused + len(self.lost) + self.leases_expired + self.gaps + unended
+        lost = self.fences + len(self.lost) + self.leases_expired + self.gaps
+        return self.refused + lost + unended
 
     @property
     def valid(self) -> bool:
@@ -198,6 +200,7 @@ async def _measure(
         ended=load.num_ended,
         refused=len(load.refused),
         lost=load.lost,
+        fences=fleet.num_fences,
         statuses=sum(link.num_statuses for link in fleet.links),
         deltas=sum(link.num_deltas for link in fleet.links),
         overview=(await asyncio.to_thread(master.overview))["overview"],

@@ -37,7 +37,8 @@ Profile = tuple[float, float, float, float, float, float]
 class LeanFleet:
     """All links of the fleet and the HTTP servers on which they are dialled.
 
-    on_end(job): a request ended with its first token.
+    on_end(job): a request ended with its first token. Where there are decode ranks, its output is
+    still generated on one of them, the same for all turns of a chat.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class LeanFleet:
         self.started_s = 0.0
         """Seconds that all prompts take that were started."""
         self.num_ended = 0
-        self.num_fenced = 0
+        self.num_decoded = 0
         self.new_tokens = 0
         self.cached_tokens = 0
         self._secret = secret
         self._profile = profile
         self._on_end = on_end
         self._running: list[tuple[float, int, LeanRank]] = []
+        self._decoding: list[tuple[float, int, LeanRank, Job]] = []
         self._runners: list[web.AppRunner] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
@@ -78,11 +80,22 @@ class LeanFleet:
             for start in range(0, total, ranks_per_link):
                 ranks = min(ranks_per_link, total - start)
                 register = self._register(role, start, ranks, blocks_per_rank, profile)
-                self._links[register.worker_id] = LeanLink(register, blocks_per_rank)
+                link = LeanLink(register, blocks_per_rank, self._step_s)
+                self._links[register.worker_id] = link
+        self._decode_ranks = [
+            rank
+            for link in self._links.values()
+            for rank in link.ranks
+            if link.register.role is Role.DECODE
+        ]
 
     @property
     def links(self) -> list[LeanLink]:
         return list(self._links.values())
+
+    @property
+    def num_fences(self) -> int:
+        return sum(link.num_fences for link in self._links.values())
 
     async def start(self, master: str) -> None:
         """Serves and registers; returns when every link is up."""
@@ -137,6 +150,10 @@ class LeanFleet:
         while running and running[0][0] <= now:
             at, _, rank = heapq.heappop(running)
             self._end(rank, at)
+        decoding = self._decoding
+        while decoding and decoding[0][0] <= now:
+            at, _, rank, job = heapq.heappop(decoding)
+            self._end_decode(rank, job, at)
         for link in self._links.values():
             if link.due <= now:
                 link.flush(now)
@@ -171,11 +188,33 @@ class LeanFleet:
         link.tell(FirstToken(*ids, new, cached, job.took_s, queued_s))
         link.tell(Finished(*ids, "done", new + cached, cached, 1))
         rank.job = None
+        if self._decode_ranks:
+            turn = job.arrival.turn
+            self._decode(self._decode_ranks[turn.chat % len(self._decode_ranks)], job, at)
         self._on_end(job)
         if rank.queue:
             following = rank.queue.popleft()
             rank.waiting_tokens -= following.new_tokens
             self._begin(rank, following, at)
+
+    def _decode(self, rank: LeanRank, job: Job, now: float) -> None:
+        """Generates the output on that rank, which then holds the prompt."""
+        turn = job.arrival.turn
+        rank.cache.use(job.arrival.keys, job.arrival.parts)
+        job.started_at = now
+        job.decode_s = turn.output_tokens * self._step_s(rank.rows + 1, rank.context(now))
+        rank.begin_decode(turn.num_tokens, turn.output_tokens / job.decode_s, now)
+        self.num_decoded += 1
+        heapq.heappush(self._decoding, (now + job.decode_s, self.num_decoded, rank, job))
+
+    def _end_decode(self, rank: LeanRank, job: Job, at: float) -> None:
+        turn = job.arrival.turn
+        rank.end_decode(turn.num_tokens, turn.output_tokens / job.decode_s, job.started_at)
+
+    def _step_s(self, rows: int, context: int) -> float:
+        """Seconds of a decode step."""
+        _, _, _, d, e, f = self._profile
+        return self.time_factor * (d + e * rows + f * context)
 
     def _register(
         self, role: Role, start: int, ranks: int, blocks_per_rank: int, profile: Profile

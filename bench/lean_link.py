@@ -7,7 +7,7 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -21,8 +21,6 @@ from rtp.io.codec import FrameDecoder, ToWorker
 from rtp.io.connection import FrameConnection
 from rtp.io.handshake import Claim
 
-STEP_US = 20_000
-"""A decode step takes a status period."""
 WIDTH = len(STATUS_COLUMNS)
 COLUMN = {name: i for i, name in enumerate(STATUS_COLUMNS)}
 clock = time.monotonic
@@ -41,6 +39,7 @@ class Job:
     new_tokens: int = 0
     """Until it starts: as its rank's cache stood when it came."""
     cached_tokens: int = 0
+    decode_s: float = 0.0
 
 
 class LeanCache:
@@ -102,15 +101,8 @@ class LeanRank:
     """One rank: a queue, the prompt that runs, rows that decode, a cache, grant numbers."""
 
     __slots__ = (
-        "cache",
-        "context",
-        "job",
-        "link",
-        "queue",
-        "rank",
-        "rows",
-        "seen",
-        "waiting_tokens",
+        *("cache", "job", "link", "queue", "rank", "rows", "seen", "waiting_tokens"),
+        *("_per_s", "_since", "_tokens"),
     )
 
     def __init__(self, link: LeanLink, rank: int, num_blocks: int) -> None:
@@ -122,15 +114,39 @@ class LeanRank:
         self.waiting_tokens = 0
         self.job: Job | None = None
         self.rows = 0
-        """Sequences that decode: a token each in every status period."""
-        self.context = 0
-        """Tokens in their pages."""
+        """Sequences that decode."""
+        self._tokens = 0.0
+        self._per_s = 0.0
+        self._since = 0.0
+
+    def context(self, now: float) -> int:
+        """Tokens in the pages of the rows that decode."""
+        return int(self._tokens + self._per_s * now - self._since)
+
+    def begin_decode(self, tokens: int, per_s: float, now: float) -> None:
+        """A row more, with so many tokens now and so many more each second."""
+        self.rows += 1
+        self._tokens += tokens
+        self._per_s += per_s
+        self._since += per_s * now
+
+    def end_decode(self, tokens: int, per_s: float, began: float) -> None:
+        """What begin_decode() began."""
+        self.rows -= 1
+        self._tokens -= tokens
+        self._per_s -= per_s
+        self._since -= per_s * began
+        if not self.rows:
+            self._tokens = self._per_s = self._since = 0.0  # rounding does not add up
 
 
 class LeanLink:
     """One worker: its ranks, what it reports of them and when."""
 
-    def __init__(self, register: Register, blocks_per_rank: int) -> None:
+    def __init__(
+        self, register: Register, blocks_per_rank: int, step_s: Callable[[int, int], float]
+    ) -> None:
+        """step_s: seconds of a decode step by its rows and the tokens in their pages."""
         self.register = register
         self.ranks = [LeanRank(self, rank, blocks_per_rank) for rank in range(register.ranks)]
         self.connection: FrameConnection | None = None
@@ -138,6 +154,8 @@ class LeanLink:
         self.unlinked.set()
         self.due = inf
         self.num_statuses = 0
+        self.num_fences = 0
+        self._step_s = step_s
         self._stats = Stats()
         self._term = 0
         pools: Sequence[object] = [rank.cache for rank in self.ranks]
@@ -146,7 +164,6 @@ class LeanLink:
         for rank, total in enumerate(register.kv_total):
             self._table[rank * WIDTH + COLUMN["kv_free"]] = total
             self._table[rank * WIDTH + COLUMN["kv_total"]] = total
-            self._table[rank * WIDTH + COLUMN["step_us"]] = STEP_US
 
     @property
     def num_deltas(self) -> int:
@@ -187,6 +204,7 @@ class LeanLink:
 
     def _on_message(self, message: Poll | Fence) -> None:
         if isinstance(message, Fence):
+            self.num_fences += 1
             self.ranks[message.rank].seen.add(message.number)
         else:
             self._reports.polled(message)
@@ -206,11 +224,19 @@ class LeanLink:
             left = rank.waiting_tokens
             if job is not None:
                 left += int(job.new_tokens * (1.0 - min(1.0, (now - job.started_at) / job.took_s)))
-            table[at] = job is not None
+            table[at] = rank.rows + (job is not None)
             table[at + 1] = len(rank.queue)
             table[at + 2] = left
-            rank.context += rank.rows
-            table[at + 3], table[at + 4] = rank.rows, rank.context
+            pages = job.arrival.turn.num_tokens if job is not None else 0
+            if rank.rows:
+                context = rank.context(now)
+                table[at + 9] = int(1e6 * self._step_s(rank.rows, context))
+                table[at + 4] = context
+                pages += context
+            else:
+                table[at + 4] = 0
+            table[at + 3] = rank.rows
+            table[at + 5] = max(0, table[at + 6] - pages)
             table[at + 10], table[at + 11] = rank.seen.columns()
             at += WIDTH
         return table.tobytes()

@@ -27,9 +27,8 @@ from bench.report import Claim, finish, machine, median, spread
 
 DELTA_S = 0.050
 BLOCKS_PER_RANK = 1024
-ROWS, CONTEXT = 16, 2048
-"""Sequences that decode on a rank, and tokens each has at first."""
-MOST_TOKENS = 200_000
+ROWS, CONTEXT, TOKENS_PER_S = 16, 2048, 40.0
+"""Sequences that decode on a rank, tokens each has at first, and gains."""
 RATE = 1000.0
 ALL_BLOCKS = 64 * 1024
 
@@ -53,7 +52,8 @@ class Churn:
             for rank in link.ranks:
                 for _ in range(2 * BLOCKS_PER_RANK // max(keys, 1) + 1):
                     self._add(rank)
-                rank.rows, rank.context = ROWS, ROWS * CONTEXT
+                for _ in range(ROWS):
+                    rank.begin_decode(CONTEXT, TOKENS_PER_S, start)
 
     def __call__(self, now: float) -> None:
         for i, link in enumerate(self._links):
@@ -62,10 +62,7 @@ class Churn:
             self._due[i] += DELTA_S
             self._turn += 1
             for offset in range(self._ranks):
-                rank = link.ranks[(self._turn + offset) % len(link.ranks)]
-                self._add(rank)
-                if rank.context > MOST_TOKENS:
-                    rank.context = ROWS * CONTEXT
+                self._add(link.ranks[(self._turn + offset) % len(link.ranks)])
             link.arm()
 
     def _add(self, rank: LeanRank) -> None:
