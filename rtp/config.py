@@ -177,6 +177,8 @@ class FrontendConfig(Public):
     @field_validator("master")
     @classmethod
     def _is_an_address(cls, text: str) -> str:
+        if text.lower().startswith("https:"):
+            raise ValueError(f"{text}: frontends speak to the Master without TLS; give http://")
         return checked_address(text)
 
 

@@ -124,6 +124,9 @@ def test_what_is_no_address_is_a_start_up_error(address: str):
         load(WorkerConfig, ["--master", address], {})
     with pytest.raises(ConfigError, match="master="):
         load(FrontendConfig, ["--master", address], {})
+    with pytest.raises(ConfigError, match="without TLS"):
+        load(FrontendConfig, ["--master", "https://h:1"], {})
+    assert load(MasterConfig, ["--frontend", "false"], {}).frontend is False
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,6 +44,18 @@ async def test_clients_are_served_by_the_frontend_and_not_by_the_master():
         await settled(cluster)
 
 
+async def test_clients_need_a_key_where_the_frontend_has_keys(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RTP_API_KEY", "k")
+    body = {"prompt": [5], "max_tokens": 1}
+    async with (
+        live_cluster(workers=1, master=APART) as cluster,
+        Client(cluster.url, "sim") as client,
+    ):
+        assert (await client.post("/v1/completions", **body))[0] == 401
+        client.session.headers["Authorization"] = "Bearer k"
+        assert (await client.post("/v1/completions", **body))[0] == 200
+
+
 async def test_what_tells_of_models_is_for_those_who_hold_the_secret():
     async with live_cluster(workers=1, master=APART) as cluster:
         card = cluster.frontend.models["sim"].digest()
