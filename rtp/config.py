@@ -15,12 +15,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rtp.core.errors import ConfigError
+from rtp.core.master.tenants import Terms
 from rtp.core.types import Role
 from rtp.io import addresses
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, lt=65536)]
+
+MOST_TENANTS = 10_000
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Hosts that mean every address of this machine, and one of these."""
@@ -127,10 +130,41 @@ class Public(Process):
             yield "api_key_file or $RTP_API_KEY (the keys of clients)"
 
 
+class Tenant(Settings):
+    """What one tenant may use. Tokens are prompt tokens to compute and output tokens."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = option(
+        1.0, "Its share of service while several tenants wait, relative to others'.", "tenants", "W"
+    )
+    tokens_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = option(
+        None, "More get a 429, with the time until they pass.", "tenants", "TOKENS"
+    )
+    burst_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = option(
+        None, "Used at once after a pause; default: 10 s of tokens_per_s.", "tenants", "TOKENS"
+    )
+    max_waiting: Positive | None = option(
+        None, "Requests of it that may wait for a rank of one model.", "tenants", "REQUESTS"
+    )
+
+    def terms(self) -> Terms:
+        return Terms(**self.model_dump())
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        try:
+            self.terms()
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
 class Scheduling(Settings):
     """How the Master admits and places."""
 
     routing: Plugin = Plugin(name="predicted_ttft")
+    limits: bool = option(
+        True, "false switches off the limits of queue, TTFT and tenants.", "admission"
+    )
     max_queue_requests: Positive = option(
         4096, "Requests that may wait for a rank; more get a 429.", "admission"
     )
@@ -145,6 +179,14 @@ class Scheduling(Settings):
     )
     max_ttft_s: Seconds | None = option(
         None, "Refuse (503) what is predicted to wait longer for its first token.", "admission"
+    )
+    default_tenant: Tenant = Tenant()
+    """Of each tenant without terms of its own."""
+    tenants: dict[str, Tenant] = Field(
+        {},
+        max_length=MOST_TENANTS,
+        description="Terms by tenant, as named in api_key_file (--set or file).",
+        json_schema_extra={"group": "tenants"},
     )
 
 

@@ -36,7 +36,8 @@ OFFERED_S = 15.0
 KILL_AFTER_S = 3.0
 MASTER_FIELDS = (
     *("host", "api_key_file", "max_body_bytes", "routing"),
-    *("max_queue_requests", "max_queue_tokens", "max_ttft_s"),
+    *("max_queue_requests", "max_queue_tokens", "max_ttft_s", "limits"),
+    *("default_tenant", "tenants"),
 )
 MODEL_FIELDS = (
     *("model", "served_name", "backend", "dtype", "block_size", "kv_tokens", "max_model_len"),

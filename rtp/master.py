@@ -15,11 +15,12 @@ import uvloop
 from aiohttp import web
 
 from rtp.api import Api
-from rtp.config import MasterConfig
+from rtp.config import MOST_TENANTS, MasterConfig
 from rtp.core import plugins
 from rtp.core.commands import Note
 from rtp.core.errors import RtpError
 from rtp.core.master.master import Master
+from rtp.core.master.tenants import Tenants
 from rtp.core.messages import Ask, Cancel
 from rtp.core.types import FrontendId, RequestId
 from rtp.io import addresses, logs
@@ -70,6 +71,12 @@ class MasterServer:
             max_queue_tokens=config.max_queue_tokens,
             ttft_limit_s=config.max_ttft_s,
             grace_s=WORKERS_RETURN_S,
+            limits=config.limits,
+            tenants=Tenants(
+                {name: tenant.terms() for name, tenant in config.tenants.items()},
+                config.default_tenant.terms(),
+                capacity=MOST_TENANTS,
+            ),
         )
         self._api = Api(
             config,

@@ -73,17 +73,12 @@ def leaves(
 
 def to_flags(settings: Settings, only: Sequence[str]) -> list[str]:
     """Flags that give another process these fields; unset ones are left out."""
-    flags = []
+    flags, dumped = [], settings.model_dump()
     for name in only:
-        value = getattr(settings, name)
-        if isinstance(value, BaseModel):
-            inner = value.model_dump()
-            flags += [f"--{name}.{key}={v}" for key, v in inner.items() if not isinstance(v, dict)]
-            value = inner.get("params", {})
-            name = f"{name}.params"
+        value = dumped[name]
         if isinstance(value, dict):
-            for key, v in value.items():
-                flags += ["--set", f"{name}.{key}={msgspec.json.encode(v).decode()}"]
+            if value:
+                flags += ["--set", f"{name}={msgspec.json.encode(value).decode()}"]
         elif value is not None and value != "":
             flags.append(f"--{name.replace('_', '-')}={value}")
     return flags

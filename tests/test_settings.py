@@ -11,6 +11,7 @@ from rtp.api import read_keys
 from rtp.config import FrontendConfig, LocalConfig, MasterConfig, Settings, WorkerConfig
 from rtp.core import plugins
 from rtp.core.errors import ConfigError
+from rtp.core.master.tenants import Terms
 from rtp.core.types import Role
 from rtp.settings import from_command_line, leaves, load, to_flags
 
@@ -170,6 +171,31 @@ def test_flags_carry_settings_to_another_process():
     assert load(WorkerConfig, to_flags(config, [*names, "params"]), {}) == config
     local = load(LocalConfig, ["--routing.name=x", "--set", "routing.params.a=[1,2]"], {})
     assert load(MasterConfig, to_flags(local, ["routing"]), {}).routing == local.routing
+
+
+def test_terms_of_tenants_come_from_the_file_or_flags_and_reach_another_process(tmp_path: Path):
+    file = tmp_path / "rtp.toml"
+    file.write_text('[tenants."team.a"]\nweight = 2\ntokens_per_s = 500\n')
+    flags = ["--config", str(file), "--default-tenant.max-waiting=9", "--set", "tenants.b.weight=3"]
+    config = load(LocalConfig, flags, {"RTP_DEFAULT_TENANT__TOKENS_PER_S": "70"})
+    named = {name: tenant.terms() for name, tenant in config.tenants.items()}
+    assert named == {"team.a": Terms(weight=2.0, tokens_per_s=500.0), "b": Terms(weight=3.0)}
+    assert config.default_tenant.terms() == Terms(tokens_per_s=70.0, max_waiting=9)
+    again = load(MasterConfig, to_flags(config, ["default_tenant", "tenants", "limits"]), {})
+    assert (again.tenants, again.default_tenant) == (config.tenants, config.default_tenant)
+
+
+@pytest.mark.parametrize("field", ["weight", "tokens_per_s", "burst_tokens", "max_waiting"])
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "1e999"])
+def test_a01_terms_that_mean_nothing_are_a_start_up_error(field: str, value: str):
+    for tenant in ("default_tenant", "tenants.b"):
+        with pytest.raises(ConfigError, match=rf"{tenant}\.{field}"):
+            load(MasterConfig, ["--set", f"{tenant}.{field}={value}"], {})
+
+
+def test_a01_a_burst_without_a_rate_is_a_start_up_error():
+    with pytest.raises(ConfigError, match="burst_tokens needs tokens_per_s"):
+        load(MasterConfig, ["--set", "tenants.b.burst_tokens=5"], {})
 
 
 def test_api_keys_are_lines_of_a_file(tmp_path: Path):

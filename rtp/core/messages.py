@@ -384,6 +384,8 @@ class Cancel(Message, frozen=True, tag=24):
     request_id: RequestId
     attempt: int
     reason: str
+    generated: int = 0
+    """To the Master: output tokens the client was given, all choices."""
 
 
 LinkMessage = Poll | Fence | Status | Now | Delta | Snapshot

@@ -18,7 +18,7 @@ from rtp.io.http_body import Served
 from rtp.io.http_generate import Frontend, Generate
 from rtp.io.http_models import Models
 from rtp.io.metrics import Metrics
-from rtp.io.metrics_facts import Overview
+from rtp.io.metrics_master import Overview
 from rtp.io.openai_prompts import TextCodec
 from rtp.io.openai_request import Limits, hash_algorithm
 from rtp.io.sse import SseTimes

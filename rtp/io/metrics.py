@@ -1,8 +1,9 @@
 """Facts -> counters and histograms, in a registry of their own, as Prometheus text.
 
 Labels come from bounded sets only: served models, our own routes, statuses, outcomes and codes.
-Session ids, tenants and free text never become one (cases B01, B04). What belongs to a worker is
-read from the overview when scraped, so a worker that is gone leaves no series behind (B03).
+Session ids and free text never become one (cases B01, B04), of tenants only names of the settings.
+What belongs to a worker is read from the overview when scraped, so a worker that is gone leaves no
+series behind (B03).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from rtp.io.clock import LoopTimes
-from rtp.io.metrics_facts import Facts, Overview, WithAliases
+from rtp.io.metrics_facts import Facts, WithAliases
+from rtp.io.metrics_master import Overview
 from rtp.io.recent import Recent
 
 CODES = frozenset(

@@ -9,8 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from rtp.io.clock import LoopTimes
-
-Overview = dict[str, Any]  # Any: JSON for people; its members are listed in io/dashboard
+from rtp.io.metrics_master import Overview, master_facts
 
 ALIASES = {
     "rtp_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
@@ -94,6 +93,7 @@ def _cluster(overview: Overview) -> Iterator[Metric]:
     for gate, count in overview.get("refused", {}).items():
         gates.add_metric((gate,), count)
     yield gates
+    yield from master_facts(overview)
 
 
 def _ranks(workers: Iterable[Overview]) -> Iterator[Metric]:

@@ -97,7 +97,7 @@ MESSAGES: list[AnyMessage] = [
     Tokens((TokenRun(R, 1, 0, 4, (8, 9), (LOGPROBS, LOGPROBS), "stop", 9, 32, (LOGPROBS,)),)),
     Rejected(R, 1, "draining", True),
     Ack((AckItem(R, 1, 0, 5), AckItem(R, 1, 1, -1, True))),
-    Cancel(R, 1, "client gone"),
+    Cancel(R, 1, "client gone", 7),
     Done(R, 1, "done", 17, 16, 4),
     Renew(R, 1, 30.0, True),
 ]

@@ -251,8 +251,8 @@ class Fleet:
         self.tell(From(facts["frontend_id"], Ask(**facts)), tick)
         return facts["request_id"]
 
-    def cancel(self, request_id: RequestId, attempt: int = 1) -> list[Command]:
-        return self.tell(From(FRONTEND, Cancel(request_id, attempt, "gone")))
+    def cancel(self, request_id: RequestId, attempt: int = 1, generated: int = 0) -> list[Command]:
+        return self.tell(From(FRONTEND, Cancel(request_id, attempt, "gone", generated)))
 
     def grant(self, request_id: RequestId) -> Grant | None:
         """The newest grant of a request."""

@@ -228,7 +228,8 @@ class Lives:
         if cancel:
             if request.grant is not None:
                 self._outbox.cancel(request.grant.worker_id, request_id, request.attempt, cancel)
-            self._outbox.send(MASTER, Cancel(request_id, request.attempt, cancel))
+            generated = request.generated
+            self._outbox.send(MASTER, Cancel(request_id, request.attempt, cancel, generated))
         self._streams.remove(request)
         request.phase = move(request.phase, phase)
         request.grant = None

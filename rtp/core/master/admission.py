@@ -1,7 +1,7 @@
 """Gates a new request passes before it may wait. Each has a name, a reason and a counter.
 
 What can never fit, a model nobody serves, a passed deadline are facts and always checked; the
-limits (queue, predicted time to first token) can be switched off together.
+limits (queue, predicted time to first token, those of tenants) can be switched off together.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import ceil
 
 from rtp.core.errors import ConfigError
+from rtp.core.master.tenants import Terms
 from rtp.core.messages import Ask, Refuse
 
 GATES = (
@@ -18,12 +19,18 @@ GATES = (
     "no_worker",
     "queue_requests",
     "queue_tokens",
+    "queue_share",
     "predicted_ttft",
     "no_room",
     "deadline",
+    "tenant_queue",
+    "tenant_rate",
 )
 LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 60.0
+MOST_BUCKET_S = 3600.0
+"""A bucket's own time is told as it is, up to this."""
+FULL = "rate_limit_exceeded"
 
 
 class Admission:
@@ -37,8 +44,8 @@ class Admission:
         ttft_limit_s: float | None,
         limits: bool,
     ) -> None:
-        """limits: False switches off the queue and TTFT gates. Raises ConfigError for limits that
-        would refuse everything or mean nothing."""
+        """limits: False switches off the gates of queue, TTFT and tenants. Raises ConfigError for
+        limits that would refuse everything or mean nothing."""
         for name, value in (
             ("max_queue_requests", max_queue_requests),
             ("max_queue_tokens", max_queue_tokens),
@@ -49,10 +56,10 @@ class Admission:
             isinstance(ttft_limit_s, int | float) and 0 < ttft_limit_s < float("inf")
         ):
             raise ConfigError(f"ttft_limit_s must be positive seconds, not {ttft_limit_s!r}")
-        self._max_requests = max_queue_requests
-        self._max_tokens = max_queue_tokens
+        self.max_requests = max_queue_requests
+        self.max_tokens = max_queue_tokens
         self._ttft_limit_s = ttft_limit_s
-        self._limits = limits
+        self.limits = limits
         self.counts = dict.fromkeys(GATES, 0)
         """Refusals by gate, since the start."""
 
@@ -104,29 +111,63 @@ class Admission:
             )
         return None
 
-    def too_much(
-        self, ask: Ask, *, requests: int, tokens: int, uncached: int, ttft_s: float, drain_s: float
-    ) -> Refuse | None:
-        """The limits. requests, tokens: waiting now. ttft_s: predicted for this one. drain_s:
-        predicted seconds until what waits has been placed; told as Retry-After."""
-        if not self._limits:
-            return None
-        retry_s = float(ceil(min(max(drain_s, LEAST_RETRY_S), MOST_RETRY_S)))
-        full = "rate_limit_exceeded"
-        if requests >= self._max_requests:
-            reason = f"{requests} requests wait; the limit is {self._max_requests}"
-            return self._refuse(ask, "queue_requests", 429, full, reason, retry_s)
-        if tokens and tokens + uncached > self._max_tokens:
-            reason = f"{tokens} prompt tokens wait; the limit is {self._max_tokens}"
-            return self._refuse(ask, "queue_tokens", 429, full, reason, retry_s)
+    def excess(self, *, requests: int, tokens: int, uncached: int) -> str:
+        """The gate of the queue limits that one more request meets; "" where it meets none.
+
+        requests, tokens: waiting now. One request is never too large for an empty queue.
+        """
+        if not self.limits:
+            return ""
+        if requests >= self.max_requests:
+            return "queue_requests"
+        return "queue_tokens" if tokens and tokens + uncached > self.max_tokens else ""
+
+    def queue_full(self, ask: Ask, gate: str, drain_s: float) -> Refuse:
+        """drain_s: predicted seconds until what waits has been placed; told as Retry-After."""
+        limit = self.max_requests if gate == "queue_requests" else self.max_tokens
+        what = "requests" if gate == "queue_requests" else "prompt tokens"
+        reason = f"the queue is full; its limit is {limit} {what}"
+        return self._refuse(ask, gate, 429, FULL, reason, _retry_s(drain_s))
+
+    def displaced(self, ask: Ask, drain_s: float) -> Refuse:
+        """It waited, and makes way for a tenant that has less than its share of a full queue."""
+        reason = "the queue is full, and this tenant has more than its share of it"
+        return self._refuse(ask, "queue_share", 429, FULL, reason, _retry_s(drain_s))
+
+    def too_late(self, ask: Ask, ttft_s: float, drain_s: float) -> Refuse | None:
+        """ttft_s: predicted seconds until its first token."""
         limits = [x for x in (self._ttft_limit_s, ask.ttft_timeout_s) if x is not None]
-        if limits and ttft_s > min(limits):
-            reason = f"the first token is predicted in {ttft_s:.2f} s; the limit is {min(limits):g}"
-            return self._refuse(ask, "predicted_ttft", 503, "overloaded", reason, retry_s)
-        return None
+        if not (self.limits and limits and ttft_s > min(limits)):
+            return None
+        reason = f"the first token is predicted in {ttft_s:.2f} s; the limit is {min(limits):g}"
+        return self._refuse(ask, "predicted_ttft", 503, "overloaded", reason, _retry_s(drain_s))
+
+    def tenant_queue(
+        self, ask: Ask, terms: Terms, num_waiting: int, drain_s: float
+    ) -> Refuse | None:
+        """num_waiting: requests of its tenant."""
+        if not self.limits or terms.max_waiting is None or num_waiting < terms.max_waiting:
+            return None
+        reason = f"{num_waiting} requests of this tenant wait; its limit is {terms.max_waiting}"
+        return self._refuse(ask, "tenant_queue", 429, FULL, reason, _retry_s(drain_s))
+
+    def tenant_rate(self, ask: Ask, terms: Terms, tokens: int, wait_s: float) -> Refuse | None:
+        """tokens: what the request counts. wait_s: until its tenant's bucket holds them."""
+        if not self.limits or wait_s <= 0:
+            return None
+        reason = (
+            f"the request counts {tokens} tokens; this tenant has used its {terms.rate:g} tokens"
+            f" per second and its burst of {terms.burst:g}"
+        )
+        retry_s = float(ceil(min(max(wait_s, LEAST_RETRY_S), MOST_BUCKET_S)))
+        return self._refuse(ask, "tenant_rate", 429, FULL, reason, retry_s)
 
     def _refuse(
         self, ask: Ask, gate: str, status: int, code: str, reason: str, retry_s: float | None = None
     ) -> Refuse:
         self.counts[gate] += 1
         return Refuse(ask.request_id, ask.attempt, status, code, reason, retry_s)
+
+
+def _retry_s(seconds: float) -> float:
+    return float(ceil(min(max(seconds, LEAST_RETRY_S), MOST_RETRY_S)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from rtp.core.master.tenants import Charge
 from rtp.core.messages import Grant
 from rtp.core.types import FrontendId, Hashes
 
@@ -36,3 +37,5 @@ class Booking:
     """Nobody submits it, so no Status tells of it; its number is none of the rank's."""
     lease_ends: float = inf
     """When an external one is settled unless it is renewed."""
+    charge: Charge | None = None
+    """What its tenant was charged; settled with its end."""

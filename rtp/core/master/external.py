@@ -43,7 +43,10 @@ class External:
             totals.hit_tokens += done.cached_tokens
             if booking.grant.matched_tokens and not done.cached_tokens:
                 totals.missed_predictions += 1
-        self._release(booking, now, done=ran)
+        used = _expected(booking)
+        if done.cached_tokens >= 0 and done.generated >= 0:
+            used = done.prompt_tokens - done.cached_tokens + done.generated
+        self._release(booking, now, done=ran, used=used if ran else 0)
         return []
 
     def renew(self, renew: Renew, now: float) -> list[Command]:
@@ -73,9 +76,16 @@ class External:
                 "rank": booking.grant.rank,
             }
             out.append(Note("schedule.lapsed", facts))
-            self._release(booking, now)
+            self._release(booking, now, used=_expected(booking))
         return out
 
-    def _release(self, booking: Booking, now: float, *, done: bool = False) -> None:
-        self._ledger.release(booking, now, done=done)
+    def _release(
+        self, booking: Booking, now: float, *, done: bool = False, used: float = 0
+    ) -> None:
+        self._ledger.release(booking, now, done=done, used=used)
         self._fleet.pools[booking.model].dirty = True
+
+
+def _expected(booking: Booking) -> float:
+    """What its tenant was charged, which stands where nobody tells what was used."""
+    return 0 if booking.charge is None else booking.charge.tokens

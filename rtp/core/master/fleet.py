@@ -17,6 +17,8 @@ from rtp.core.master.pool import Pool, schedulable
 from rtp.core.master.predictor import HardwareClass
 from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import Ranks
+from rtp.core.master.shares import Shares
+from rtp.core.master.tenants import Tenants
 from rtp.core.messages import Fence, Register, WorkerLost
 from rtp.core.types import FrontendId, IntArray, WorkerId
 
@@ -35,7 +37,14 @@ class _Seat:
 class Fleet:
     """Each method takes one event and returns the commands that follow from it."""
 
-    def __init__(self, ranks: Ranks, ledger: Ledger, prefix_map: PrefixMap, lead_s: float) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        ledger: Ledger,
+        prefix_map: PrefixMap,
+        tenants: Tenants,
+        lead_s: float,
+    ) -> None:
         self.members = Members()
         self.pools: dict[str, Pool] = {}
         """By model; kept, without members, after its last worker left."""
@@ -45,6 +54,7 @@ class Fleet:
         self._ranks = ranks
         self._ledger = ledger
         self._map = prefix_map
+        self._tenants = tenants
         self._lead_s = lead_s
         self._seats: list[_Seat | None] = [None] * ranks.capacity
         self._classes: dict[tuple[object, ...], HardwareClass] = {}
@@ -118,7 +128,9 @@ class Fleet:
             self._map.promise(row, register.prefix_closed)
         if schedulable(register.role):
             if register.model not in self.pools:
-                self.pools[register.model] = Pool(register.model, self._lead_s)
+                self.pools[register.model] = Pool(
+                    register.model, self._lead_s, Shares(self._tenants.weight)
+                )
             self.pools[register.model].members[register.worker_id] = member
         self.members.add(member)
         self.refresh(member)
@@ -174,11 +186,11 @@ class Fleet:
 
     # ------------------------------------------------------------ loss
 
-    def withdraw(self, booking: Booking, now: float) -> list[Command]:
-        """Releases a grant whose attempt must not run, and puts a tombstone on its worker; kept
-        for a link that is down."""
+    def withdraw(self, booking: Booking, now: float, *, used: float = 0) -> list[Command]:
+        """Releases a grant whose attempt must not run (any more; it has used so many tokens), and
+        puts a tombstone on its worker; kept for a link that is down."""
         grant = booking.grant
-        self._ledger.release(booking, now)
+        self._ledger.release(booking, now, used=used)
         self.pools[booking.model].dirty = True
         if booking.external:
             return []
@@ -194,7 +206,7 @@ class Fleet:
     def remove(self, member: Member, state: MemberState, reason: str, now: float) -> list[Command]:
         """This life is over: its bookings and keys go, its frontends are told."""
         register = member.register
-        num_bookings = self._ledger.release_rows(member.rows)
+        num_bookings = self._ledger.release_rows(member.rows, now)
         self.members.remove(member, state, reason, now)
         pool = self.pools.get(register.model)
         if pool is not None and pool.members.pop(register.worker_id, None) is not None:

@@ -8,14 +8,19 @@ from rtp.core.master.admission import Admission
 from rtp.core.master.early import Early
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.ledger import Ledger
+from rtp.core.master.limits import Limits
 from rtp.core.master.placement import reusable
 from rtp.core.master.pool import Pool
 from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import Ranks
+from rtp.core.master.tenants import Tenants
 from rtp.core.master.totals import Totals
 from rtp.core.master.window import Waiting
 from rtp.core.messages import Ask, Cancel, Refuse
 from rtp.core.types import FloatArray, FrontendId, RequestId
+
+MOST_DISPLACED = 16
+"""Waiting requests that one may push out of a full queue."""
 
 
 class Intake:
@@ -29,6 +34,7 @@ class Intake:
         ledger: Ledger,
         fleet: Fleet,
         admission: Admission,
+        tenants: Tenants,
         totals: Totals,
         early: Early,
     ) -> None:
@@ -39,6 +45,8 @@ class Intake:
         self._ledger = ledger
         self._fleet = fleet
         self._admission = admission
+        self._tenants = tenants
+        self._limits = Limits(ranks, admission, tenants)
         self._totals = totals
 
     def ask(self, ask: Ask, now: float) -> list[Command]:
@@ -59,7 +67,7 @@ class Intake:
             if ask.attempt <= before.ask.attempt:
                 return []
             arrival = before.arrival
-            self._withdraw(before)
+            self._withdraw(before, now)
         if booking is not None:
             if ask.attempt < booking.grant.attempt:
                 return []
@@ -72,8 +80,7 @@ class Intake:
             self._totals.replaced += 1
             self._totals.failed_attempts += ask.failed
         self._fleet.frontends.setdefault(ask.frontend_id)
-        refusal = self._admit(ask, arrival, now, again=again)
-        return out if refusal is None else out + _refused(ask, refusal)
+        return out + self._admit(ask, arrival, now, again=again)
 
     def cancel(self, cancel: Cancel, now: float) -> list[Command]:
         """Withdraws everything of the request up to that attempt."""
@@ -84,29 +91,29 @@ class Intake:
         if early is not None and early.ask.attempt <= cancel.attempt:
             self.early.remove(cancel.request_id)
         if waiting is not None and waiting.ask.attempt <= cancel.attempt:
-            self._withdraw(waiting)
+            self._withdraw(waiting, now)
         if booking is not None and booking.grant.attempt <= cancel.attempt:
-            return self._fleet.withdraw(booking, now)
+            used = booking.new_tokens + cancel.generated if booking.first_token else 0
+            return self._fleet.withdraw(booking, now, used=used)
         return []
 
-    def frontend_down(self, frontend_id: FrontendId) -> None:
+    def frontend_down(self, frontend_id: FrontendId, now: float) -> None:
         """Its queued asks are dropped. Granted ones may run on, for streams are not this link:
         the worker's reports, or the lease, settle them."""
         self._fleet.frontends.pop(frontend_id, None)
         self.early.frontend_down(frontend_id)
         for waiting in list(self.waiting.values()):
             if waiting.ask.frontend_id == frontend_id:
-                self._withdraw(waiting)
+                self._withdraw(waiting, now)
 
     def recall(self, now: float) -> list[Command]:
         """Asks anew for those that came before any worker and need not, or may not, wait on."""
         out: list[Command] = []
         for early in self.early.due(self._alive, now) if len(self.early) else ():
             if now >= early.deadline:
-                refusal: Refuse | None = self._admission.deadline_passed(early.ask)
+                out += _refused(early.ask, self._admission.deadline_passed(early.ask))
             else:
-                refusal = self._admit(early.later(now), early.arrival, now, again=early.again)
-            out += [] if refusal is None else _refused(early.ask, refusal)
+                out += self._admit(early.later(now), early.arrival, now, again=early.again)
         return out
 
     def _alive(self, model: str) -> bool:
@@ -119,76 +126,81 @@ class Intake:
         out: list[Command] = []
         if window.num_waiting and not pool.alive:
             for waiting in window:
-                out += self._refuse(waiting, self._admission.no_worker(waiting.ask))
+                out += self._refuse(waiting, self._admission.no_worker(waiting.ask), now)
         for waiting in window.expired(now):
-            out += self._refuse(waiting, self._admission.deadline_passed(waiting.ask))
+            out += self._refuse(waiting, self._admission.deadline_passed(waiting.ask), now)
         return out
 
-    def no_room(self, waiting: Waiting) -> list[Command]:
+    def no_room(self, waiting: Waiting, now: float) -> list[Command]:
         """It would not wait, and no rank can take it now."""
-        return self._refuse(waiting, self._admission.no_room(waiting.ask))
+        return self._refuse(waiting, self._admission.no_room(waiting.ask), now)
 
     # ------------------------------------------------------------ gates
 
-    def _admit(self, ask: Ask, arrival: float, now: float, *, again: bool) -> Refuse | None:
+    def _admit(self, ask: Ask, arrival: float, now: float, *, again: bool) -> list[Command]:
         """Lets the request into its model's window, or tells why not. again: it passed the limits
         with an earlier attempt, so that only facts can refuse it now."""
         pool = self._fleet.pools.get(ask.model)
         if pool is None or not pool.alive:
             if self.early.takes(ask, arrival, now, again=again):
-                return None
-            if pool is None and len(self._fleet.members):
-                return self._admission.unknown_model(ask)
-            return self._admission.no_worker(ask)
-        refusal = self._admission.never_fits(ask, pool.max_model_len, pool.kv_total)
+                return []
+            unknown = pool is None and len(self._fleet.members)
+            gates = self._admission
+            return _refused(ask, (gates.unknown_model if unknown else gates.no_worker)(ask))
+        refusal = self._facts(ask, pool)
         if refusal is not None:
-            return refusal
-        if ask.deadline_s <= 0:
-            return self._admission.deadline_passed(ask)
+            return _refused(ask, refusal)
         cached = min(
             self._map.match(low64(ask.hashes)).best * pool.block_size,
             reusable(ask.num_tokens, pool.block_size),
         )
         uncached = ask.num_tokens - cached
         service_s = _prefill_s(pool.coefficients, uncached, cached)
+        need = uncached + ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
+        out: list[Command] = []
         if not again:
-            refusal = self._limits(ask, pool, uncached, service_s, now)
+            refusal = self._limits.refusal(ask, pool, uncached, need, service_s, now)
             if refusal is not None:
-                return refusal
+                self._tenants.refused(ask.tenant)
+                return _refused(ask, refusal)
+            out = self._make_way(pool, uncached, now)
         patience = min(ask.deadline_s, ask.ttft_timeout_s or ask.deadline_s)
         waiting = Waiting(ask, arrival, deadline=now + patience, asked_at=now)
-        need = uncached + ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
+        waiting.charge = self._tenants.charge(ask.tenant, need, now)
         pool.window.add(waiting, uncached, service_s, need)
         if ask.at_once:
             pool.at_once.append(waiting)
         pool.dirty = True
         self.waiting[ask.request_id] = waiting
-        return None
+        return out
 
-    def _limits(
-        self, ask: Ask, pool: Pool, uncached: int, service_s: float, now: float
-    ) -> Refuse | None:
-        ranks = max(1, len(pool.rows))
-        drain_s = pool.window.service_s / ranks
-        wait_s = 0.0
-        if len(pool.rows):
-            wait_s = max(0.0, float(self._ranks.busy_s(pool.at, now).min()))
-        return self._admission.too_much(
-            ask,
-            requests=pool.window.num_waiting,
-            tokens=pool.window.num_tokens,
-            uncached=uncached,
-            ttft_s=wait_s + drain_s + service_s,
-            drain_s=wait_s + drain_s,
-        )
+    def _facts(self, ask: Ask, pool: Pool) -> Refuse | None:
+        refusal = self._admission.never_fits(ask, pool.max_model_len, pool.kv_total)
+        if refusal is None and ask.deadline_s <= 0:
+            return self._admission.deadline_passed(ask)
+        return refusal
 
-    def _refuse(self, waiting: Waiting, refusal: Refuse) -> list[Command]:
-        self._withdraw(waiting)
+    def _make_way(self, pool: Pool, uncached: int, now: float) -> list[Command]:
+        """A request that is let into a full queue pushes others out."""
+        out: list[Command] = []
+        for _ in range(MOST_DISPLACED):
+            other = self._limits.in_the_way(pool, uncached)
+            if other is None:
+                break
+            drain_s = self._limits.pool_drain_s(pool)
+            out += self._refuse(other, self._admission.displaced(other.ask, drain_s), now)
+        return out
+
+    def _refuse(self, waiting: Waiting, refusal: Refuse, now: float) -> list[Command]:
+        self._withdraw(waiting, now)
         return _refused(waiting.ask, refusal)
 
-    def _withdraw(self, waiting: Waiting) -> None:
+    def _withdraw(self, waiting: Waiting, now: float) -> None:
+        """It waits no longer and got no grant: nothing is charged for it."""
         del self.waiting[waiting.ask.request_id]
         self._fleet.pools[waiting.ask.model].withdraw(waiting, self._ranks)
+        if waiting.charge is not None:
+            self._tenants.settle(waiting.charge, 0, now)
 
 
 def _prefill_s(coefficients: FloatArray, new: int, cached: int) -> float:

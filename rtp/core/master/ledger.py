@@ -14,6 +14,7 @@ from rtp.core.master.booking import Booking
 from rtp.core.master.due_times import DueTimes
 from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import Ranks
+from rtp.core.master.tenants import Tenants
 from rtp.core.types import Hashes, IntArray, RequestId
 
 LINGER_S = 0.2
@@ -23,10 +24,13 @@ LINGER_S = 0.2
 class Ledger:
     """charge() at the grant, release() once at the end, whatever the end is."""
 
-    def __init__(self, ranks: Ranks, prefix_map: PrefixMap, expiry_s: float) -> None:
+    def __init__(
+        self, ranks: Ranks, prefix_map: PrefixMap, tenants: Tenants, expiry_s: float
+    ) -> None:
         """expiry_s: lease and margin; a grant no Status has seen by then is settled."""
         self._ranks = ranks
         self._map = prefix_map
+        self._tenants = tenants
         self._expiry_s = expiry_s
         self.external = DueTimes()
         """External bookings by the time something is to be done about them."""
@@ -53,21 +57,22 @@ class Ledger:
         else:
             self._leases.append((booking.granted_at + self._expiry_s, booking))
 
-    def release(self, booking: Booking, now: float, *, done: bool = False) -> None:
-        """done: it computed its prompt, so a Delta will confirm its blocks."""
-        self._close(booking)
+    def release(self, booking: Booking, now: float, *, done: bool = False, used: float = 0) -> None:
+        """done: it computed its prompt, so a Delta will confirm its blocks. used: tokens its tenant
+        is charged for it in the end; none for an attempt that failed."""
+        self._end(booking, used, now)
         if done:
             self._lingering.append((now + LINGER_S, booking.row, booking.hashes))
         else:
             self._map.settle(booking.row, booking.hashes)
 
-    def release_rows(self, rows: IntArray) -> int:
+    def release_rows(self, rows: IntArray, now: float) -> int:
         """The worker is gone: its bookings end, its keys are masked. Returns how many ended."""
         count = 0
         gone = set(rows.tolist())
         for row in rows.tolist():
             for booking in self._ranks.bookings(row):
-                self._close(booking)
+                self._end(booking, 0, now)
                 count += 1
             self._map.drop_rank(row)
         # The rows may be another worker's soon: what lingers there must not be settled on it.
@@ -108,11 +113,13 @@ class Ledger:
         assert len(self._bookings) == sum(len(self._ranks.bookings(row)) for row in rows)
         assert len(self.external) == sum(b.external for b in self._bookings.values())
 
-    def _close(self, booking: Booking) -> None:
+    def _end(self, booking: Booking, used: float, now: float) -> None:
         self._ranks.release(booking)
         del self._bookings[booking.grant.request_id]
         if booking.external:
             self.external.drop(booking)
+        if booking.charge is not None:
+            self._tenants.settle(booking.charge, used, now)
 
     @staticmethod
     def _settled(booking: Booking) -> bool:

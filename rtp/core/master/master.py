@@ -28,6 +28,7 @@ from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.progress import Progress
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.rounds import Rounds
+from rtp.core.master.tenants import Tenants
 from rtp.core.master.totals import Totals
 from rtp.core.master.views import Views
 from rtp.core.messages import (
@@ -67,6 +68,7 @@ class Master:
         max_queue_tokens: int = 100_000_000,
         ttft_limit_s: float | None = None,
         limits: bool = True,
+        tenants: Tenants | None = None,
         lead_s: float = 0.030,
         affinity_chats: int = 100_000,
         affinity_age_s: float = 3600.0,
@@ -74,15 +76,16 @@ class Master:
         prefix_map: PrefixMap | None = None,
         grace_s: float = 0.0,
     ) -> None:
-        """limits: False switches off the queue and TTFT gates. lead_s: start value of what is then
-        measured. grace_s: how long after the start an Ask waits for a first worker of its model,
-        which may be coming back. prefix_map: for tests; max_blocks bounds the Master's own. Raises
-        ConfigError."""
+        """limits: False switches off the gates of queue, TTFT and tenants. tenants: their terms,
+        equal ones by default. lead_s: start value of what is then measured. grace_s: how long after
+        the start an Ask waits for a first worker of its model, which may be coming back.
+        prefix_map: for tests; max_blocks bounds the Master's own. Raises ConfigError."""
         self.term = term
         self.map = prefix_map or PrefixMap(max_ranks, max_blocks)
         self.ranks = Ranks(max_ranks)
-        self.ledger = Ledger(self.ranks, self.map, LEASE_S + LEASE_MARGIN_S)
-        self.fleet = Fleet(self.ranks, self.ledger, self.map, lead_s)
+        self.tenants = Tenants() if tenants is None else tenants
+        self.ledger = Ledger(self.ranks, self.map, self.tenants, LEASE_S + LEASE_MARGIN_S)
+        self.fleet = Fleet(self.ranks, self.ledger, self.map, self.tenants, lead_s)
         self._links = Links(term, self.ranks, self.fleet)
         self.affinity = Affinity(affinity_chats, affinity_age_s)
         self.placements = Placement(routing, self.map, self.fleet.place_of, kept_placements)
@@ -101,6 +104,7 @@ class Master:
             self.ledger,
             self.fleet,
             self.admission,
+            self.tenants,
             self.totals,
             Early(grace_s, max_queue_requests),
         )
@@ -193,6 +197,7 @@ class Master:
         self.map.check()
         windows = [w for pool in self.fleet.pools.values() for w in pool.window]
         assert {id(w) for w in windows} == {id(w) for w in self.intake.waiting.values()}
+        assert self.tenants.num_open == len(windows) + len(self.ledger)
         assert sum(p.window.num_held for p in self.fleet.pools.values()) == self.ranks.held.sum()
 
     # ------------------------------------------------------------ time
@@ -289,6 +294,9 @@ class Master:
         member = self.fleet.members.current(message.worker_id, message.epoch)
         if member is None or not member.linked:
             self.fleet.num_stale += 1
+            present = self.fleet.members.get(message.worker_id)
+            if present is not None and message.epoch < present.register.epoch:
+                present.num_late += 1
             return None
         return member
 
@@ -299,5 +307,5 @@ class Master:
         return []
 
     def _frontend_down(self, event: FrontendDown, now: float) -> list[Command]:
-        self.intake.frontend_down(event.frontend_id)
+        self.intake.frontend_down(event.frontend_id, now)
         return []

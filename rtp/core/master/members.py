@@ -94,6 +94,10 @@ class Member:
     """A step of it takes far longer than it should."""
     num_resyncs: int = 0
     num_gaps: int = 0
+    num_late: int = 0
+    """Messages of an earlier life of it."""
+    view_source: str = "none"
+    """What the view was last made of: a "snapshot", or a "delta" since."""
     num_failures: int = 0
     """Attempts that were lost after a grant here."""
     parked: dict[RequestId, Booking] = field(default_factory=dict)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rtp.core.master.master import Master
 
 LAST_PLACEMENTS = 20
+SHOWN_TENANTS = 32
 COEFFICIENTS = ("a", "b", "c", "d", "e", "f")
 Facts = dict[str, object]
 
@@ -48,7 +49,7 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
         "stale_messages": fleet.num_stale,
         "bookings": len(master.ledger),
         "affinity_chats": len(master.affinity),
-        "prefix_map": {"blocks": master.map.num_blocks},
+        "prefix_map": {"blocks": master.map.num_blocks, "arriving": master.map.num_arriving()},
         "cache": {
             "prompt_tokens": totals.prompt_tokens,
             "hit_tokens": totals.hit_tokens,
@@ -66,6 +67,7 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
             "finished": dict(totals.finished),
         },
         "refused": dict(master.admission.counts),
+        "tenants": _tenants(master, now),
         "policy": {
             "looks": placements.num_looks,
             "fallbacks": placements.num_fallbacks,
@@ -105,6 +107,25 @@ def _reasons(master: Master, reasons: Reasons) -> Facts:
     }
 
 
+def _tenants(master: Master, now: float) -> Facts:
+    """Those named in the settings, the first SHOWN_TENANTS; the rest together, without names."""
+    tenants, pools = master.tenants, master.fleet.pools.values()
+    shown, named, others = list(tenants.usage)[:SHOWN_TENANTS], {}, asdict(tenants.others)
+    for name, usage in tenants.usage.items():
+        if name not in shown:
+            others = {key: others[key] + value for key, value in asdict(usage).items()}
+    for name in shown:
+        level = tenants.level(name, now)
+        standings = [pool.window.shares.find(name) for pool in pools]
+        named[name] = {
+            **asdict(tenants.usage[name]),
+            "weight": tenants.weight(name),
+            "tokens_left": level if isfinite(level) else None,
+            "waiting": sum(standing.num_waiting for standing in standings if standing),
+        }
+    return {"accounts": len(tenants), "named": named, "others": others}
+
+
 def _pool(pool: Pool) -> Facts:
     window = pool.window
     return {
@@ -136,6 +157,8 @@ def _member(master: Master, member: Member, now: float) -> Facts:
             "age_s": now - member.viewed_at if member.viewed_at else None,
             "resyncs": member.num_resyncs,
             "gaps": member.num_gaps,
+            "late": member.num_late,
+            "source": member.view_source,
         },
         "failures": member.num_failures,
         "predictor": {

@@ -11,6 +11,7 @@ from rtp.core.master.columns import NO_ROWS, Rows
 from rtp.core.master.members import Member
 from rtp.core.master.predictor import OutputLengths
 from rtp.core.master.ranks import Ranks
+from rtp.core.master.shares import Shares
 from rtp.core.master.window import Waiting, Window
 from rtp.core.types import FloatArray, IntArray, Role, WorkerId
 
@@ -44,9 +45,9 @@ class Lead:
 class Pool:
     """Everything of one model. Requests of one model never wait behind those of another."""
 
-    def __init__(self, model: str, lead_s: float) -> None:
+    def __init__(self, model: str, lead_s: float, shares: Shares | None = None) -> None:
         self.model = model
-        self.window = Window()
+        self.window = Window(shares)
         self.outputs = OutputLengths()
         self.lead = Lead(lead_s)
         self.at_once: list[Waiting] = []
@@ -105,6 +106,11 @@ class Pool:
         """Takes in what the predictor learned of its ranks."""
         profiles = ranks.profiles[ranks.classes[self._all_rows]]
         self.coefficients = np.ascontiguousarray(profiles.T).mean(axis=1)
+
+    def decode_s(self, context: int, output: int) -> float:
+        """What so many output tokens behind so much context add to its ranks' steps, predicted."""
+        _, e, f = self.coefficients[3:].tolist()
+        return float(output * (e + f * context))
 
     def let_go(self, waiting: Waiting, ranks: Ranks) -> None:
         """A held request competes again."""

@@ -121,7 +121,9 @@ class Progress:
             pool.outputs.observe(booking.tenant, end.generated / max(1, booking.choices))
         elif end.reason in ("rejected", "failed"):
             member.num_failures += 1
-        self._ledger.release(booking, now, done=done)
+        ran = done or end.reason == "cancelled"
+        used = end.prompt_tokens - end.cached_tokens + end.generated if ran else 0
+        self._ledger.release(booking, now, done=done, used=used)
 
     def _pool(self, booking: Booking) -> Pool:
         return self._fleet.pools[booking.model]

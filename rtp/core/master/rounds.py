@@ -45,7 +45,7 @@ class Rounds:
         affinity: Affinity,
         queue: dict[RequestId, Waiting],
         lease_s: float,
-        no_room: Callable[[Waiting], list[Command]],
+        no_room: Callable[[Waiting, float], list[Command]],
     ) -> None:
         """queue: all waiting requests by id; a granted one leaves it.  no_room: refuses one that
         would not wait."""
@@ -108,7 +108,7 @@ class Rounds:
                 continue
             choice = self._look(pool, waiting, view, now)
             if choice is None:
-                out += self._no_room(waiting)
+                out += self._no_room(waiting, now)
                 continue
             if choice.failure:
                 out.append(Note("policy.failed", {"reason": choice.failure}))
@@ -199,7 +199,8 @@ class Rounds:
         ask, row = waiting.ask, choice.row
         del self._queue[ask.request_id]
         pool.withdraw(waiting, self._ranks)
-        pool.window.num_grants += 1
+        expected = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
+        pool.window.granted(waiting, choice.prefill_s + pool.decode_s(ask.num_tokens, expected))
         member, rank = self._fleet.at_row(row)
         grant = Grant(
             request_id=ask.request_id,
@@ -213,7 +214,6 @@ class Rounds:
             lease_s=ask.lease_s or self._lease_s,
             held=waiting.hold_number > 0,
         )
-        expected = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
         booking = Booking(
             grant=grant,
             row=row,
@@ -229,6 +229,7 @@ class Rounds:
             arrival=waiting.arrival,
             external=ask.lease_s > 0,
             lease_ends=now + ask.lease_s if ask.lease_s > 0 else inf,
+            charge=waiting.charge,
         )
         self._ledger.charge(booking)
         self._affinity.remember(ask.tenant, ask.chat_id, member.worker_id, rank, now)

@@ -31,7 +31,7 @@ class Views:
         if delta.from_version != member.version or not self._apply(member, delta.changes):
             return self._gap(member, delta.from_version)
         member.version = delta.to_version
-        member.viewed_at = now
+        member.viewed_at, member.view_source = now, "delta"
         return []
 
     def snapshot(self, member: Member, snapshot: Snapshot, now: float) -> list[Command]:
@@ -50,7 +50,7 @@ class Views:
             return []
         member.snapshot_next = 0
         member.version = snapshot.version
-        member.viewed_at = now
+        member.viewed_at, member.view_source = now, "snapshot"
         member.num_resyncs += 1
         facts: dict[str, object] = {"worker_id": member.worker_id, "version": snapshot.version}
         return [Note("view.resynced", facts)]
@@ -72,7 +72,7 @@ class Views:
             "got": got,
         }
         known = member.version != NO_VERSION
-        member.version = NO_VERSION
+        member.version, member.view_source = NO_VERSION, "none"
         member.snapshot_next = 0
         if not known:
             return []  # told before, or on its way

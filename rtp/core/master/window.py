@@ -4,6 +4,8 @@ Order: response ratio (age over predicted service) times 2^(priority/4), ties by
 The ratio order changes with time, so no heap is right; one argmax over numpy columns is exact, and
 5 us at 5,000 waiting. Past max(30 s, 20 x service) a request is overdue: every fourth grant goes to
 the oldest of those, so long prompts cannot starve behind short ones.
+
+Where several tenants wait, all this is the order inside the one whose turn it is by its share.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rtp.core.master.shares import OVERDUE_EVERY, Shares, Standing
+from rtp.core.master.tenants import Charge
 from rtp.core.messages import Ask
 from rtp.core.types import BoolArray
 
 OVERDUE_S = 30.0
 OVERDUE_SERVICES = 20.0
-OVERDUE_EVERY = 4
-"""Of so many grants one goes to an overdue request, if there is one."""
 MOST_PRIORITY = 16
 SHORTEST_S = 1e-6
 FIRST_SIZE = 64
@@ -43,12 +45,18 @@ class Waiting:
     held_row: int = FREE
     held_s: float = 0.0
     hold_number: int = 0
+    standing: Standing | None = None
+    """Its tenant's; set by add()."""
+    charge: Charge | None = None
+    """What its tenant was charged; goes on with the grant."""
 
 
 class Window:
     """add, remove; best() for the next to look at; hold() and release for busy ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Shares | None = None) -> None:
+        """shares: of the tenants; equal ones by default."""
+        self.shares = Shares(lambda tenant: 1.0) if shares is None else shares
         self._slots: list[Waiting | None] = []
         self._free: list[int] = []
         self._resize(FIRST_SIZE)
@@ -88,15 +96,20 @@ class Window:
         self._arrival[slot] = waiting.arrival
         self._deadline[slot] = waiting.deadline
         self._eligible[slot] = True
+        waiting.standing = self.shares.join(waiting.ask.tenant)
+        self._tenant[slot] = waiting.standing.row
         self.num_waiting += 1
         self.next_expiry = min(self.next_expiry, waiting.deadline)
         self.refresh(waiting, uncached, service_s, need)
 
     def refresh(self, waiting: Waiting, uncached: int, service_s: float, need: int) -> None:
         """What a new look at its prefix match found."""
-        slot = waiting.slot
+        slot, standing = waiting.slot, waiting.standing
+        assert standing is not None
         self.num_tokens += uncached - waiting.uncached
         self.service_s += service_s - waiting.service_s
+        standing.num_tokens += uncached - waiting.uncached
+        standing.service_s += service_s - waiting.service_s
         waiting.uncached, waiting.service_s = uncached, service_s
         self._urgency[slot] = self._weight[slot] / max(service_s, SHORTEST_S)
         self._limit[slot] = max(OVERDUE_S, OVERDUE_SERVICES * service_s)
@@ -114,6 +127,11 @@ class Window:
         self.num_waiting -= 1
         self.num_tokens -= waiting.uncached
         self.service_s = self.service_s - waiting.service_s if self.num_waiting else 0.0
+        standing = waiting.standing
+        assert standing is not None
+        standing.num_tokens -= waiting.uncached
+        standing.service_s -= waiting.service_s
+        self.shares.leave(standing)
 
     # ------------------------------------------------------------ the order
 
@@ -121,8 +139,10 @@ class Window:
         """The one to look at next among those that need at most `room` pool tokens.
 
         Held and skipped requests take no part. An overdue request is told even if it needs more
-        room: the caller makes some for it.
+        room: the caller makes some for it. With one tenant about 5 array calls, else 15.
         """
+        if self.shares.num_active > 1:
+            return self._best_of_shares(now, room)
         if self.num_grants % OVERDUE_EVERY == OVERDUE_EVERY - 1:
             overdue = self.oldest_overdue(now)
             if overdue is not None:
@@ -131,6 +151,35 @@ class Window:
         score[~(self._eligible & (self._need <= room))] = -1.0
         top = score.max()
         return self._earliest(score == top) if top >= 0 else None
+
+    def _best_of_shares(self, now: float, room: float) -> Waiting | None:
+        """The best of the tenant that was served least for its weight, of those with one that can
+        go; its overdue ones have every fourth of its own grants."""
+        shares, tenant, age = self.shares, self._tenant, now - self._arrival
+        late = self._eligible & shares.turn.take(tenant) & (age > self._limit)
+        among = late | (self._eligible & (self._need <= room))
+        if not among.any():
+            return None
+        served = np.where(among, shares.virtual_s.take(tenant), np.inf)
+        among &= served == served.min()
+        late &= among
+        if late.any():
+            return self._earliest(late)
+        score = np.where(among, age * self._urgency, -1.0)
+        return self._earliest(score == score.max())
+
+    def granted(self, waiting: Waiting, service_s: float) -> None:
+        """It goes to a rank, which will serve it for so long by prediction."""
+        assert waiting.standing is not None
+        self.num_grants += 1
+        self.shares.granted(waiting.standing, service_s)
+
+    def newest_of(self, standing: Standing) -> Waiting | None:
+        """Of one tenant's requests the last that came, held ones included."""
+        slots = ((self._tenant == standing.row) & (self._deadline < np.inf)).nonzero()[0]
+        arrival = self._arrival[slots]
+        last = [self._slots[i] for i in slots[arrival == arrival.max(initial=-np.inf)].tolist()]
+        return max((w for w in last if w is not None), key=_request_id, default=None)
 
     def oldest_overdue(self, now: float) -> Waiting | None:
         overdue = self._eligible & (now - self._arrival > self._limit)
@@ -228,6 +277,7 @@ class Window:
             self._urgency, self._weight, self._limit = np.zeros(0), np.zeros(0), np.zeros(0)
             self._need, self._deadline = np.zeros(0), np.zeros(0)
             self._eligible = np.zeros(0, dtype=np.bool_)
+            self._tenant = np.zeros(0, dtype=np.int64)
         self._arrival = np.pad(self._arrival, (0, more))
         self._urgency = np.pad(self._urgency, (0, more))
         self._weight = np.pad(self._weight, (0, more))
@@ -235,6 +285,7 @@ class Window:
         self._need = np.pad(self._need, (0, more))
         self._deadline = np.pad(self._deadline, (0, more), constant_values=np.inf)
         self._eligible = np.pad(self._eligible, (0, more))
+        self._tenant = np.pad(self._tenant, (0, more))
 
 
 def _request_id(waiting: Waiting) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from rtp.io.metrics import Metrics
-from rtp.io.metrics_facts import Overview
+from rtp.io.metrics_master import Overview
 
 PAGE = resources.files(__package__).joinpath("page.html").read_bytes()
 HEADERS = {

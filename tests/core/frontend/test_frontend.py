@@ -192,7 +192,7 @@ def test_a_choice_with_all_its_tokens_ends_although_its_finish_was_lost() -> Non
     hand.do(From("master", WorkerLost(FIRST, 1)))
     assert hand.only(Deliver).chunks == (Chunk(0, "", finish="length"),)
     assert hand.only(Ended).generated == 2
-    assert hand.sent("master") == [Cancel(R, 1, "worker_lost")]
+    assert hand.sent("master") == [Cancel(R, 1, "worker_lost", 2)]
 
 
 def test_a_broken_stream_is_opened_again_and_goes_on() -> None:
@@ -371,7 +371,7 @@ def test_a_numeric_fault_in_one_choice_fails_the_request_after_what_was_made() -
     assert hand.text() == "a"
     assert (hand.only(Failed).status, hand.only(Failed).type) == (500, "server_error")
     assert hand.sent(FIRST) == [Cancel(R, 1, "failed")]
-    assert hand.sent("master") == [Cancel(R, 1, "failed")]
+    assert hand.sent("master") == [Cancel(R, 1, "failed", 1)]
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_the_deadline_ends_a_request_in_every_phase(phase: str) -> None:
     hand.now = 10.0
     hand.do()
     assert (hand.only(Failed).status, hand.only(Failed).code) == (504, "timeout")
-    assert hand.sent("master") == [Cancel(R, 1, "failed")]
+    assert hand.sent("master") == [Cancel(R, 1, "failed", int(phase == "decode"))]
     assert hand.sent(FIRST) == ([] if phase == "queued" else [Cancel(R, 1, "failed")])
     assert hand.frontend.next_deadline() is None
 
@@ -451,7 +451,7 @@ def test_a_client_that_leaves_is_cancelled_everywhere_at_once(phase: str) -> Non
         hand.tokens(a_run(0, "a"))
     hand.do(ClientGone(R), tick=False)
     gone = Cancel(R, 1, "client_gone")
-    assert hand.sent("master") == [gone]
+    assert hand.sent("master") == [Cancel(R, 1, "client_gone", int(phase == "decode"))]
     assert hand.sent(FIRST) == ([] if phase == "queued" else [gone])
     assert hand.frontend.idle()
     if phase != "queued":

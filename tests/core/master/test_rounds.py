@@ -344,6 +344,27 @@ def test_a_policy_that_fails_falls_back_to_the_least_wait_and_is_counted(answer:
     assert len(fleet.notes("policy.failed")) == 1
 
 
+def test_a_policy_that_writes_into_its_columns_falls_back_and_changes_nothing():
+    class Greedy:
+        def score(self, query: Query, candidates: Candidates, predict: Predict) -> FloatArray:
+            getattr(candidates, self.column)[:] = 0
+            return -candidates.wait_s
+
+    policy = Greedy()
+    fleet = Fleet(policy)
+    fleet.add("w0")
+    fleet.add("w1")
+    for column in Candidates.__dataclass_fields__:
+        policy.column = column
+        fleet.report(fleet.workers["w0"], prefill_tokens=1000, running=1)
+        grant = fleet.grant(fleet.ask())
+        assert grant.worker_id == "w1"
+        fleet.finish(grant)
+    shown = fleet.master.overview(fleet.now)["policy"]
+    assert shown["fallbacks"] == len(Candidates.__dataclass_fields__)
+    assert fleet.state("w0") == fleet.state("w1") == "live"
+
+
 def test_a_policy_that_fails_once_is_asked_again():
     policy = Broken(RuntimeError("no"))
     fleet = Fleet(policy)

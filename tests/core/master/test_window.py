@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 
-from rtp.core.master.window import OVERDUE_EVERY, OVERDUE_S, OVERDUE_SERVICES, Waiting, Window
+import msgspec
+
+from rtp.core.master.shares import OVERDUE_EVERY, Shares
+from rtp.core.master.window import OVERDUE_S, OVERDUE_SERVICES, Waiting, Window
 from rtp.core.messages import Ask
 from rtp.core.types import FrontendId, RequestId
 
@@ -198,3 +201,113 @@ def test_slots_are_reused_and_grow():
         for one in waiting:
             window.remove(one)
     assert (window.num_waiting, window.num_tokens, window.service_s) == (0, 0, 0.0)
+
+
+# ---------------------------------------------------------------- several tenants
+
+
+def a_tenants(id: str, tenant: str, arrival: float, priority: int = 0) -> Waiting:
+    waiting = a_waiting(id, arrival, priority)
+    waiting.ask = msgspec.structs.replace(waiting.ask, tenant=tenant)
+    return waiting
+
+
+def serve(window: Window, now: float) -> list[str]:
+    """Ids in the order of grants, each charged its predicted service."""
+    ids = []
+    while (best := window.best(now, NO_LIMIT)) is not None:
+        ids.append(best.ask.request_id)
+        window.granted(best, best.service_s)
+        window.remove(best)
+    return ids
+
+
+def test_within_a_tenant_the_order_is_that_of_a_tenant_alone():
+    rng = random.Random(6)
+    mixed, alone = Window(), {tenant: Window() for tenant in "abc"}
+    for i in range(300):
+        tenant = rng.choice("abc")
+        facts = (f"{tenant}{i:03d}", tenant, rng.random() * 20.0, rng.randrange(-8, 8))
+        service = rng.choice([0.01, 0.1, 1.0])
+        for window in (mixed, alone[tenant]):
+            window.add(a_tenants(*facts), 10, service, 20)
+    ids = serve(mixed, 20.0)
+    assert len(ids) == 300
+    for tenant, window in alone.items():
+        assert [id for id in ids if id.startswith(tenant)] == serve(window, 20.0)
+
+
+def test_the_turn_is_that_of_the_tenant_served_least_that_has_one_that_fits():
+    """Against a plain reading, with room, weights and tenants that come and go."""
+    rng = random.Random(7)
+    weights = {"a": 1.0, "b": 2.0, "c": 0.5}
+    window, waiting = Window(Shares(weights.__getitem__)), []
+    served, clock = dict.fromkeys(weights, 0.0), 0.0
+    for step in range(2000):
+        now = step * 0.01
+        if rng.random() < 0.5:
+            tenant = rng.choice("abc")
+            if not any(w.ask.tenant == tenant for w in waiting):
+                served[tenant] = max(served[tenant], clock)
+            waiting.append(a_tenants(f"{step:05d}", tenant, now))
+            window.add(waiting[-1], 10, rng.choice([0.1, 1.0]), rng.choice([10, 1000]))
+            continue
+        room = rng.choice([NO_LIMIT, 100.0])
+        best = window.best(now, room)
+        fitting = [w for w in waiting if window.need(w) <= room]
+        if not fitting:
+            assert best is None
+            continue
+        least = min(served[w.ask.tenant] for w in fitting)
+        among = [w for w in fitting if served[w.ask.tenant] == least]
+        assert best in among
+        assert best.service_s <= max(w.service_s for w in among)
+        tenant = best.ask.tenant
+        clock = max(clock, served[tenant])
+        served[tenant] += best.service_s / weights[tenant]
+        window.granted(best, best.service_s)
+        window.remove(best)
+        waiting.remove(best)
+    assert window.num_waiting == len(waiting)
+
+
+def test_each_tenants_overdue_requests_have_every_fourth_of_its_grants():
+    window, now = Window(), 2000.0
+    for tenant in "ab":
+        window.add(a_tenants(f"{tenant}-old", tenant, 0.0), 10_000, 50.0, 10_000)
+        for i in range(9):
+            window.add(a_tenants(f"{tenant}{i}", tenant, now - 1), 10, 0.001, 20)
+    ids = serve(window, now)
+    for tenant in "ab":
+        mine = [id for id in ids if id.startswith(tenant)]
+        assert mine.index(f"{tenant}-old") == OVERDUE_EVERY - 1
+
+
+def test_an_overdue_request_without_room_is_told_when_its_tenants_turn_has_come():
+    window, now = Window(), 100.0
+    large = a_tenants("large", "a", 0.0)
+    window.add(large, 10, 1.0, 5000)
+    for _ in range(OVERDUE_EVERY - 1):
+        window.granted(large, 0.0)
+    window.add(a_tenants("small", "b", 99.0), 10, 0.1, 50)
+    assert window.best(now, 100.0) is large
+    window.skip(large)
+    assert window.best(now, 100.0).ask.request_id == "small"
+
+
+def test_the_newest_of_a_tenant_is_found_held_or_not():
+    window = Window()
+    first, last, other = (
+        a_tenants("1", "a", 1.0),
+        a_tenants("2", "a", 2.0),
+        a_tenants("3", "b", 3.0),
+    )
+    for waiting in (first, last, other):
+        window.add(waiting, 10, 1.0, 20)
+    window.hold(last, 0, until=9.0, seconds=1.0)
+    assert first.standing is not None
+    assert window.newest_of(first.standing) is last
+    window.remove(last)
+    assert window.newest_of(first.standing) is first
+    window.remove(first)
+    assert window.newest_of(first.standing) is None

@@ -1,0 +1,140 @@
+"""What the Master knows and how well: its views of caches, its predictions, its policy, tenants.
+
+All are read from the overview when scraped. Labels are workers that are there, and tenants that the
+settings name; a tenant without a name in them is one of `other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+Overview = dict[str, Any]  # Any: JSON for people; its members are listed in io/dashboard
+Path = tuple[str, ...]
+
+GAUGES: dict[Path, tuple[str, str]] = {
+    ("prefix_map", "arriving"): (
+        "rtp_arriving_blocks",
+        "Blocks that granted requests bring to their ranks, until these are settled",
+    ),
+    ("tenants", "accounts"): ("rtp_tenant_accounts", "Tenants with an account"),
+}
+COUNTERS: dict[Path, tuple[str, str]] = {
+    ("stale_messages",): (
+        "rtp_stale_messages",
+        "Messages of an old epoch, term or sequence, or of nobody, that were ignored",
+    ),
+    ("cache", "predicted_hit_tokens"): (
+        "rtp_predicted_hit_tokens",
+        "Prompt tokens that the Master expected in a rank's cache",
+    ),
+    ("cache", "hit_tokens"): (
+        "rtp_confirmed_hit_tokens",
+        "Prompt tokens that the rank found in its cache, of the same requests",
+    ),
+    ("cache", "missed_predictions"): (
+        "rtp_missed_predictions",
+        "Requests with expected hits of which the rank found none: hashes may disagree",
+    ),
+    ("requests", "granted"): ("rtp_grants", "Grants"),
+    ("policy", "looks"): ("rtp_policy_looks", "Requests the routing policy was asked about"),
+    ("policy", "fallbacks"): (
+        "rtp_policy_fallbacks",
+        "Decisions by least wait because the routing policy failed",
+    ),
+}
+VIEW_COUNTERS = {
+    "resyncs": ("rtp_view_resyncs", "Snapshots that rebuilt the view of a worker's cache"),
+    "gaps": ("rtp_view_gaps", "Deltas or slices that did not fit the view"),
+    "late": ("rtp_view_late_messages", "Messages of an earlier life of the worker, ignored"),
+}
+SOURCES = ("none", "snapshot", "delta")
+TENANT_COUNTERS = {
+    "admitted": ("rtp_tenant_requests", "Requests that passed the gates"),
+    "refused": ("rtp_tenant_refusals", "Requests refused by a limit"),
+    "used_tokens": ("rtp_tenant_tokens", "Tokens computed: uncached prompt and output"),
+}
+OTHER = "other"
+
+
+def master_facts(overview: Overview) -> Iterator[Metric]:
+    """Everything of the overview that is not a rank's load. What it lacks is left out."""
+    yield from _scalars(GaugeMetricFamily, GAUGES, overview)
+    yield from _scalars(CounterMetricFamily, COUNTERS, overview)
+    workers = [w for w in overview.get("workers", ()) if "view" in w]
+    yield from _views(workers)
+    yield from _predictors(workers)
+    if "tenants" in overview:
+        yield from _tenants(overview["tenants"])
+
+
+def _scalars(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    known: dict[Path, tuple[str, str]],
+    overview: Overview,
+) -> Iterator[Metric]:
+    for path, (name, text) in known.items():
+        found: Any = overview
+        for key in path:
+            found = found.get(key, {})
+        if not isinstance(found, dict):
+            yield kind(name, text, value=found)
+
+
+def _views(workers: Iterable[Overview]) -> Iterator[Metric]:
+    age = GaugeMetricFamily(
+        "rtp_view_age_seconds", "Since a worker's cache was last heard of", labels=("worker",)
+    )
+    source = GaugeMetricFamily(
+        "rtp_view_source",
+        "1 for what the view of a worker's cache was last made of",
+        labels=("worker", "source"),
+    )
+    counters = {
+        key: CounterMetricFamily(name, text, labels=("worker",))
+        for key, (name, text) in VIEW_COUNTERS.items()
+    }
+    for worker in workers:
+        worker_id, view = worker["worker_id"], worker["view"]
+        if view["age_s"] is not None:
+            age.add_metric((worker_id,), view["age_s"])
+        for name in SOURCES:
+            source.add_metric((worker_id, name), float(view["source"] == name))
+        for key, counter in counters.items():
+            counter.add_metric((worker_id,), view[key])
+    yield from (age, source, *counters.values())
+
+
+def _predictors(workers: Iterable[Overview]) -> Iterator[Metric]:
+    error = GaugeMetricFamily(
+        "rtp_predictor_error_ratio",
+        "Moving mean of |actual - predicted| / actual of what a worker's kind computes",
+        labels=("worker", "phase"),
+    )
+    samples = CounterMetricFamily(
+        "rtp_predictor_samples", "Measurements it learned from", labels=("worker", "phase")
+    )
+    for worker in workers:
+        predictor = worker["predictor"]
+        for phase in ("prefill", "decode"):
+            labels = (worker["worker_id"], phase)
+            error.add_metric(labels, predictor[f"{phase}_error"])
+            samples.add_metric(labels, predictor[f"{phase}_samples"])
+    yield from (error, samples)
+
+
+def _tenants(tenants: Overview) -> Iterator[Metric]:
+    rows = {**tenants["named"], OTHER: tenants["others"]}
+    for key, (name, text) in TENANT_COUNTERS.items():
+        counter = CounterMetricFamily(name, text, labels=("tenant",))
+        for tenant, usage in rows.items():
+            counter.add_metric((tenant,), usage[key])
+        yield counter
+    waiting = GaugeMetricFamily(
+        "rtp_tenant_requests_waiting", "Requests waiting for a rank", labels=("tenant",)
+    )
+    for tenant, usage in tenants["named"].items():
+        waiting.add_metric((tenant,), usage["waiting"])
+    yield waiting
