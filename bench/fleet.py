@@ -20,6 +20,7 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.conversation import Conversation, find_trace
@@ -43,61 +44,63 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--links", type=int, default=160, help="at most so many")
     parser.add_argument("--load", type=float, default=0.6, help="of the prefill ranks")
     parser.add_argument("--overload", type=float, default=1.15, help="of a second run; 0: none")
-    parser.add_argument("--profile", action="store_true", help="sample the Master: slower")
+    parser.add_argument("--stages", type=float, default=10.0, help="seconds; 0: none")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     conversation = Conversation(find_trace(), options.seed)
-    print(f"bench.fleet: {machine()}")
-    print(about(conversation, options), flush=True)
-    run = one_run(conversation, options, options.load, options.seconds)
-    claims = claims_of(run)
-    if options.overload:
-        seconds = min(options.seconds, MOST_OVERLOAD_S)
-        factor = run.time_factor * options.overload / options.load
-        over = one_run(conversation, options, options.overload, seconds, factor)
-        claims += overload_claims(over)
-    finish("fleet", claims)
-    sys.exit(0 if run.valid else 1)
-
-
-def one_run(
-    conversation: Conversation,
-    options: argparse.Namespace,
-    load: float,
-    seconds: float,
-    time_factor: float | None = None,
-) -> Run:
     plan = Plan(
         rate=options.rate,
-        seconds=seconds,
+        seconds=options.seconds,
         warmup_s=options.warmup,
         prefill_ranks=options.prefill,
         decode_ranks=options.decode,
         ranks_per_link=max(8, -(-(options.prefill + options.decode) // (options.links - 1))),
         blocks_per_rank=BLOCKS_PER_RANK,
-        load=load,
-        time_factor=time_factor,
+        load=options.load,
     )
-    if not options.profile:
-        run = measure(plan, conversation)
-        print(describe(run), flush=True)
-        return run
+    print(f"bench.fleet: {machine()}")
+    print(about(conversation, plan, options.links), flush=True)
+    run = measure(plan, conversation)
+    print(describe(run), flush=True)
+    claims = claims_of(run)
+    same = replace(plan, time_factor=run.time_factor)
+    if options.overload:
+        over = measure(
+            replace(
+                same,
+                load=options.overload,
+                seconds=min(options.seconds, MOST_OVERLOAD_S),
+                time_factor=run.time_factor * options.overload / options.load,
+            ),
+            conversation,
+        )
+        print(describe(over), flush=True)
+        claims += overload_claims(over)
+    if options.stages:
+        print(stages(replace(same, seconds=options.stages), conversation), flush=True)
+    finish("fleet", claims)
+    sys.exit(0 if run.valid else 1)
+
+
+def stages(plan: Plan, conversation: Conversation) -> str:
+    """Where the Master's CPU time goes, from a run of its own with a sampler inside."""
     with tempfile.TemporaryDirectory() as directory:
         sampler = Observer("bench.profiled_master", Path(directory) / "samples.json")
         run = measure(plan, conversation, observer=sampler)
-        print(describe(run), report(sampler.out), sep="\n", flush=True)
-    return run
+        return f"\n-- stages, {run.us_per_grant:.0f} us a grant with the sampler: " + report(
+            sampler.out, run.us_per_grant
+        )
 
 
-def about(conversation: Conversation, options: argparse.Namespace) -> str:
+def about(conversation: Conversation, plan: Plan, links: int) -> str:
     natural = len(conversation.turns) / conversation.length_s
     return (
-        f"{options.prefill} prefill and {options.decode} decode ranks on at most {options.links}"
-        f" links; {options.rate:g} requests/s for {options.seconds:g} s after"
-        f" {options.warmup:g} s\n"
+        f"{plan.prefill_ranks} prefill and {plan.decode_ranks} decode ranks on at most {links}"
+        f" links, {plan.ranks_per_link} a link; {plan.rate:g} requests/s for {plan.seconds:g} s"
+        f" after {plan.warmup_s:g} s\n"
         f"trace: {len(conversation.turns)} requests, {conversation.num_blocks} blocks of 512 tokens"
-        f" a loop; time compressed {options.rate / natural:.0f} times, a loop every"
-        f" {len(conversation.turns) / options.rate:.2f} s; {BLOCKS_PER_RANK} blocks a rank"
+        f" a loop; time compressed {plan.rate / natural:.0f} times, a loop every"
+        f" {len(conversation.turns) / plan.rate:.2f} s; {plan.blocks_per_rank} blocks a rank"
     )
 
 

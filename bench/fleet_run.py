@@ -13,10 +13,11 @@ from typing import Any
 import uvloop
 
 from bench.conversation import Conversation
-from bench.lean_fleet import LeanFleet, Profile, every_millisecond, service_s
+from bench.lean_fleet import LeanFleet, Profile, service_s
 from bench.lean_link import clock
 from bench.load import Load, Window, percentiles
 from bench.master_process import MasterProcess, Observer, Usage, run_master
+from bench.ticker import every_tick
 
 MASTER_CORE, FLEET_CORE = 0, 1
 PROFILE: Profile = (0.01, 5e-5, 1e-9, 0.02, 2e-4, 1e-7)
@@ -185,7 +186,7 @@ async def _measure(
     master.end_window()
     load.stop()
     give_up = clock() + DRAIN_S
-    await every_millisecond(load.turn, lambda: not load.num_open or clock() > give_up)
+    await every_tick(load.turn, lambda: not load.num_open or clock() > give_up)
     run = Run(
         plan=plan,
         window=window,
@@ -221,7 +222,7 @@ async def usable(fleet: LeanFleet, master: MasterProcess, ranks: int) -> None:
         if clock() > deadline:
             raise TimeoutError(f"{found} of {ranks} ranks are usable")
         looking = asyncio.create_task(asyncio.to_thread(master.overview))
-        await every_millisecond(fleet.tick, looking.done)
+        await every_tick(fleet.tick, looking.done)
         models = (await looking)["overview"]["models"]
         found = sum(model["usable_ranks"] for model in models.values())
 
@@ -239,7 +240,7 @@ async def _correct(load: Load, right_s: float, until: float, step_s: float) -> N
 
 
 async def _turns_until(load: Load, at: float) -> None:
-    await every_millisecond(load.turn, lambda: clock() >= at)
+    await every_tick(load.turn, lambda: clock() >= at)
 
 
 def _mean_service_s(conversation: Conversation) -> float:

@@ -255,24 +255,3 @@ class LeanFleet:
 def service_s(profile: tuple[float, ...], new: int, cached: int) -> float:
     """Seconds of a prefill (design section 4)."""
     return profile[0] + new * (profile[1] + profile[2] * (cached + 0.5 * new))
-
-
-async def every_millisecond(turn: Callable[[float], None], until: Callable[[], bool]) -> None:
-    """Calls turn(now) once a millisecond; raises what it raises."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def fire() -> None:
-        if done.done():
-            return
-        try:
-            if until():
-                done.set_result(None)
-                return
-            loop.call_later(0.001, fire)
-            turn(clock())
-        except Exception as error:
-            done.set_exception(error)
-
-    fire()
-    await done

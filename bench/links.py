@@ -20,10 +20,11 @@ import uvloop
 
 from bench.conversation import Conversation, find_trace
 from bench.fleet_run import FLEET_CORE, MASTER_CORE, PROFILE, Plan, measure, punctual, usable
-from bench.lean_fleet import LeanFleet, every_millisecond
+from bench.lean_fleet import LeanFleet
 from bench.lean_link import LeanLink, LeanRank, clock
 from bench.master_process import MasterProcess, run_master
 from bench.report import Claim, finish, machine, median, spread
+from bench.ticker import every_tick
 
 DELTA_S = 0.050
 BLOCKS_PER_RANK = 1024
@@ -144,7 +145,7 @@ async def _quiet(
 
     async def run(seconds: float) -> None:
         until = clock() + seconds
-        await every_millisecond(turn, lambda: clock() >= until)
+        await every_tick(turn, lambda: clock() >= until)
 
     await run(2.0)  # snapshots
     deltas = sum(link.num_deltas for link in fleet.links)

@@ -45,7 +45,7 @@ class Window:
 
 
 class Load:
-    """One frontend's connection, the generator, and the ranks' news. turn() once a millisecond.
+    """One frontend's connection, the generator, and the ranks' news. turn() every tick.
 
     Latency counts from the intended arrival, so a generator that is late makes it longer, not
     shorter; and a slow Master slows nothing down here.

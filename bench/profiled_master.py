@@ -19,6 +19,8 @@ from types import FrameType
 from rtp.master import main as master_main
 
 EVERY_S = 0.004
+ALWAYS = 0.98
+"""Functions on more of the stacks are the way into the loop."""
 Stack = tuple[str, ...]
 """module:function, outermost first."""
 
@@ -62,8 +64,8 @@ class Sampler:
         self._stacks[tuple(reversed(stack))] += 1
 
 
-def report(path: Path, top: int = 25) -> str:
-    """Shares of the samples in `path`: by stage, by function with and without what it calls."""
+def report(path: Path, us_per_grant: float, top: int = 40) -> str:
+    """Samples in `path` as us of each grant: by stage, then the functions that take most."""
     stacks: list[tuple[list[str], int]] = json.loads(path.read_text())
     total = sum(count for _, count in stacks) or 1
     stages: Counter[str] = Counter()
@@ -73,9 +75,11 @@ def report(path: Path, top: int = 25) -> str:
         stages[stage_of(stack)] += count
         own[stack[-1]] += count
         below.update(dict.fromkeys(stack, count))
-    lines = [f"{total} samples", "stages: " + _shares(stages, total, len(stages))]
-    lines += ["with what they call: " + _shares(below, total, top)]
-    lines += ["by themselves: " + _shares(own, total, top)]
+    us = us_per_grant / total
+    lines = [", ".join(f"{name} {count * us:.0f}" for name, count in stages.most_common())]
+    lines += [f"{'us a grant (sampled)':44}with callees{'alone':>9}"]
+    frequent = [name for name, count in below.most_common() if count < ALWAYS * total][:top]
+    lines += [f"{name:44}{below[name] * us:12.1f}{own[name] * us:9.1f}" for name in frequent]
     return "\n".join(lines)
 
 
@@ -84,10 +88,6 @@ def stage_of(stack: list[str]) -> str:
         if any(function in stack for function in functions):
             return stage
     return "loop"
-
-
-def _shares(counts: Counter[str], total: int, top: int) -> str:
-    return ", ".join(f"{name} {count / total:.1%}" for name, count in counts.most_common(top))
 
 
 def main() -> None:

@@ -13,9 +13,10 @@ from random import Random
 import pytest
 
 from bench.conversation import BLOCK, Arrival, Turn
-from bench.lean_fleet import LeanFleet, every_millisecond
+from bench.lean_fleet import LeanFleet
 from bench.lean_link import LeanCache
 from bench.load import Load
+from bench.ticker import every_tick
 from rtp.config import MasterConfig
 from rtp.core.commands import Note
 from rtp.core.hashing import low64
@@ -86,11 +87,11 @@ async def test_every_request_ends_once_and_the_masters_view_is_the_truth(tmp_pat
             return sum(model["usable_ranks"] for model in models) == 12
 
         async with asyncio.timeout(20):
-            await every_millisecond(fleet.tick, usable)
+            await every_tick(fleet.tick, usable)
             end = an_arrival(len(arrivals), (99,), (bytes(16),), 1e9)
             window = load.begin(iter([*arrivals, end]), 0.0, 1e9)
-            await every_millisecond(load.turn, lambda: load.num_ended == len(arrivals))
-            await every_millisecond(load.turn, lambda: core.idle() and believed() == held())
+            await every_tick(load.turn, lambda: load.num_ended == len(arrivals))
+            await every_tick(load.turn, lambda: core.idle() and believed() == held())
         assert (load.num_asked, load.num_granted, load.refused, load.lost) == (300, 300, [], [])
         assert window.asked == window.granted == window.ended == 300
         assert len(window.at_once) + len(window.held) == 300
