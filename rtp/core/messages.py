@@ -80,7 +80,7 @@ class Poll(Message, frozen=True, tag=3):
 STATUS_COLUMNS = (
     "running",  # sequences with pages
     "waiting",  # sequences accepted, no pages yet
-    "prefill_tokens",  # prompt tokens still to compute, running and waiting
+    "prefill_tokens",  # prompt tokens not computed, running and waiting; in flight is not computed
     "decode_rows",
     "context_tokens",  # tokens in the pages of the decode rows
     "kv_free",  # tokens, device tier; cached blocks without a user count as free
@@ -88,6 +88,7 @@ STATUS_COLUMNS = (
     "host_free",
     "host_total",
     "step_us",  # last step's duration
+    "step_age_us",  # how long the step in flight has run; 0 where none is
     "granted_upto",  # every grant number <= this has been seen
     "granted_mask",  # bit i: grant number granted_upto + 1 + i has been seen
 )

@@ -30,7 +30,7 @@ from rtp.core.messages import (
 )
 from rtp.core.types import HASH_BYTES
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Raised with every change of a message; peers of another version are refused in the handshake."""
 MAX_FRAME_BYTES = 32 << 20
 """The longest prompt (a million tokens, its hashes, resumed output) and a snapshot slice fit."""

@@ -218,17 +218,21 @@ class Ranks:
 
     def _work_s(self, rows: IntArray) -> FloatArray:
         """Seconds until the prefill work of each rank ends: tokens left over tokens per second, in
-        chunks of what the step budget leaves beside the decode rows."""
+        chunks of what the step budget leaves beside the decode rows, less what the step in flight
+        has run already."""
         reported, coefficients = self.reported[:, rows], self.profiles[self.classes[rows]].T
         tokens = reported[COLUMN["prefill_tokens"]] + self.charged_tokens[rows]
         batch = reported[COLUMN["decode_rows"]]
+        age_s = 1e-6 * reported[COLUMN["step_age_us"]]
         chunk = np.maximum(np.minimum(tokens, self.budget[rows] - batch), 1.0)
         step = prefill_seconds(coefficients, chunk, np.zeros(1)) + np.where(
             batch > 0,
             decode_seconds(coefficients, batch, reported[COLUMN["context_tokens"]]),
             0.0,
         )
-        return np.asarray(tokens / chunk * step)
+        return np.asarray(
+            tokens / chunk * step - np.where(tokens > 0, np.minimum(age_s, step), 0.0)
+        )
 
     def _see(self, row: int, upto: int, mask: int) -> None:
         """A report has seen these numbers."""

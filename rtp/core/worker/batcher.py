@@ -201,8 +201,8 @@ class Batcher:
     def load(self) -> Load:
         """Cost O(running + waiting)."""
         running, waiting = list(self._running), self._waiting.values()
-        decodes = [seq for seq in running if not seq.in_prefill]
-        todo = sum(seq.target - seq.scheduled for seq in running if seq.in_prefill)
+        decodes = [seq for seq in running if seq.computed >= seq.target]
+        todo = sum(max(0, seq.target - seq.computed) for seq in running)
         return Load(
             running=len(running),
             waiting=len(waiting) + len(self._parked),

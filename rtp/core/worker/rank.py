@@ -12,20 +12,22 @@ from rtp.core.worker.reports import SeenGrants
 class Rank:
     """A failed rank has no pool: its Runner is gone for good."""
 
-    __slots__ = ("batcher", "capacity", "failed", "seen")
+    __slots__ = ("batcher", "capacity", "failed", "seen", "step_since")
 
     def __init__(self, capacity: Capacity, batcher: Batcher) -> None:
         self.capacity = capacity
         self.batcher = batcher
         self.seen = SeenGrants()
         self.failed = False
+        self.step_since: float | None = None
+        """When the step that runs now began."""
 
     @property
     def kv_total(self) -> int:
         """Tokens."""
         return 0 if self.failed else self.capacity.num_blocks * self.capacity.block_size
 
-    def status_row(self) -> tuple[int, ...]:
+    def status_row(self, now: float) -> tuple[int, ...]:
         """One row of Status.table, in the order of STATUS_COLUMNS."""
         load = self.batcher.load()
         host_free = host_total = 0
@@ -40,6 +42,7 @@ class Rank:
             host_free,
             host_total,
             round(self.batcher.last_step_s * 1e6),
+            0 if self.step_since is None else round((now - self.step_since) * 1e6),
             *self.seen.columns(),
         )
 

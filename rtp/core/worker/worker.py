@@ -273,11 +273,17 @@ class Worker:
         if self._drain_until is not None and self._drain_until <= now:
             for attempt in self._attempts:
                 self._ends.give_up(attempt, "shutdown", True, now)
-        self._out += [RunStep(index, plan) for index, plan in self._group.plans(now)]
+        for index, plan in self._group.plans(now):
+            self._out.append(RunStep(index, plan))
+            if self._ranks[index].step_since is None:
+                self._ranks[index].step_since = now
         for rank in self._ranks:
             self._give_up_dropped(rank, now)
         self._out += self._reports.flush(
-            now, self._table, self._drain_until is not None, self._attempts.parked(MOST_PARKED)
+            now,
+            lambda: status_table([rank.status_row(now) for rank in self._ranks]),
+            self._drain_until is not None,
+            self._attempts.parked(MOST_PARKED),
         )
 
     def _give_up_dropped(self, rank: Rank, now: float) -> None:
@@ -288,15 +294,13 @@ class Worker:
             elif attempt is not None:  # else another choice of it took the attempt along
                 self._ends.give_up(attempt, reason, True, now)
 
-    def _table(self) -> bytes:
-        return status_table([rank.status_row() for rank in self._ranks])
-
     def _step_done(self, event: StepDone, now: float) -> None:
         rank = self._ranks[event.rank]
         if rank.failed:
             return
         elapsed = event.result.elapsed_s
         outcome = rank.batcher.complete(event.result)
+        rank.step_since = now if rank.batcher.num_in_flight else None
         self._group.completed(event.rank, event.result)
         for attempt in dict.fromkeys(self._attempts.of(seq) for seq in outcome.prefilled):
             if not attempt.first_token_told:

@@ -234,6 +234,20 @@ def test_decode_rows_slow_a_prefill_and_so_the_rank_is_busy_for_longer():
     assert 1.5 * busy[0] < busy[1] < 5 * busy[0]
 
 
+def test_what_a_step_has_run_already_is_not_waited_for_again():
+    """A whole prompt in one step: its beats move the end of the work neither on nor back."""
+    fleet = Fleet()
+    worker = fleet.add()
+    fleet.report(worker, running=1, prefill_tokens=2000)
+    ends = fleet.master.ranks.busy_until[0]
+    fleet.now += 0.01
+    fleet.report(worker, running=1, prefill_tokens=2000, step_age_us=10_000)
+    assert abs(fleet.master.ranks.busy_until[0] - ends) < 1e-6
+    fleet.now += 5.0
+    fleet.report(worker, running=1, prefill_tokens=2000, step_age_us=5_010_000)
+    assert fleet.master.ranks.busy_until[0] == fleet.now, "later than predicted: due any moment"
+
+
 def test_back_pressure_without_room_for_the_expected_output():
     fleet = Fleet()
     worker = fleet.add(kv_total=(10_000,))

@@ -93,6 +93,23 @@ def test_the_table_tells_the_load():
     assert row[COLUMN["granted_upto"]] == 2
 
 
+def test_a_prompt_in_flight_is_not_computed_and_its_step_has_an_age():
+    """One step holds the whole prompt: until it is back the rank is as busy as before it began."""
+    rig = Rig(max_batch_tokens=64, sim_params={"a": 0.6})
+    rig.submit("a", range(40), 2)
+    rig.run(0.55)  # an idle beat or two
+    rows = [status.columns()[0] for status in rig.master.statuses]
+    busy = [row for row in rows if row[COLUMN["running"]]]
+    assert [row[COLUMN["prefill_tokens"]] for row in busy] == [40] * len(busy)
+    assert [row[COLUMN["decode_rows"]] for row in busy] == [0] * len(busy)
+    ages = [row[COLUMN["step_age_us"]] for row in busy]
+    assert ages == sorted(ages)
+    assert ages[-1] >= 250_000
+    rig.run(1.0)
+    row = rig.master.statuses[-1].columns()[0]
+    assert row[COLUMN["prefill_tokens"]] == row[COLUMN["step_age_us"]] == 0
+
+
 def test_first_tokens_and_ends_are_told_at_once_and_repeated_until_acknowledged():
     rig = Rig()
     rig.lose = lambda message: isinstance(message, Now)
