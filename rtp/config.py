@@ -301,6 +301,9 @@ class LocalConfig(Public, Scheduling, Model):
     """`python -m rtp.local`: a Master and workers on this machine, supervised."""
 
     workers: Positive = option(2, "Workers to run.", "cluster", "N")
+    frontends: Annotated[int, Field(ge=0)] = option(
+        0, "Further frontends, each a process on one of the ports behind --port.", "cluster", "N"
+    )
     threads: Positive | None = option(
         None, "Threads that compute, per worker; default: cores over workers.", "model"
     )

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import shlex
 import signal
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import uvloop
 
-from rtp.api import read_keys
 from rtp.config import LocalConfig
 from rtp.core.errors import RtpError
+from rtp.example import Example, first_key, has_chat_template
 from rtp.io import addresses
 from rtp.io.handshake import read_secret
 from rtp.io.runner_process import die_with
@@ -27,15 +23,14 @@ from rtp.serving import listen
 from rtp.settings import from_command_line, to_flags
 from rtp.supervisor import Child
 
-QUESTION = "What is the capital of France?"
-BEGINNING = "The capital of France is"
 LOOK_S = 0.1
 LOOK_AGAIN_S = 0.5
 OFFERED_S = 15.0
 """A model that is not offered by then has a trouble that the example will tell of."""
 KILL_AFTER_S = 3.0
+PUBLIC_FIELDS = ("host", "api_key_file", "max_body_bytes")
 MASTER_FIELDS = (
-    *("host", "api_key_file", "max_body_bytes", "routing"),
+    *(*PUBLIC_FIELDS, "routing"),
     *("max_queue_requests", "max_queue_tokens", "max_ttft_s", "limits"),
     *("default_tenant", "tenants"),
 )
@@ -72,15 +67,30 @@ class Local:
             self._child("worker", [*flags, f"--worker-id=worker-{i}"], f"worker-{i}")
             for i in range(config.workers)
         ]
+        self._frontends: dict[str, Child] = {}
+        for i in range(config.frontends):
+            with listen(config.host, port + 1 + i):
+                pass  # in use: as above
+            flags = [*shared, f"--master={self.url}", f"--port={port + 1 + i}"]
+            child = self._child(
+                "frontend", [*flags, *to_flags(config, PUBLIC_FIELDS)], f"frontend-{i}"
+            )
+            self._frontends[f"http://{addresses.join(config.own_host, port + 1 + i)}"] = child
+        self._children = [self._master, *self._workers, *self._frontends.values()]
+
+    @property
+    def frontend_urls(self) -> list[str]:
+        return list(self._frontends)
 
     async def ready(self) -> dict[str, Any]:  # Any: JSON
-        """Waits until every worker is ready; returns the overview. Raises RtpError if a child
-        ends."""
+        """Waits until every worker and frontend is ready; returns the overview. Raises RtpError if
+        a child ends."""
         async with aiohttp.ClientSession() as session:
             while not self._failed.is_set():
                 overview = await self._overview(session)
                 self._note_ready(overview)
-                if all(worker.well for worker in self._workers):
+                await self._look_at_frontends(session)
+                if all(child.well for child in self._children):
                     return overview
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._failed.wait(), LOOK_S)
@@ -91,14 +101,15 @@ class Local:
         async with aiohttp.ClientSession() as session:
             while True:
                 await asyncio.sleep(LOOK_AGAIN_S)
-                if any(child.restarting for child in [self._master, *self._workers]):
+                if any(child.restarting for child in self._children):
                     self._note_ready(await self._overview(session))
+                    await self._look_at_frontends(session)
 
     def _note_ready(self, overview: dict[str, Any]) -> None:  # Any: JSON
         """A child is known by its life, so that one that has just ended is not taken for ready."""
         ready = {w["worker_id"]: w["epoch"] for w in overview.get("workers", ()) if _is_ready(w)}
         lives = ready | ({"master": overview["term"]} if overview else {})
-        for child in [self._master, *self._workers]:
+        for child in (self._master, *self._workers):
             life = lives.get(child.name)
             if life is None or life == self._lives.get(child.name):
                 continue
@@ -107,6 +118,17 @@ class Local:
             self._lives[child.name] = life
             child.well, child.restarting = True, False
 
+    async def _look_at_frontends(self, session: aiohttp.ClientSession) -> None:
+        """A frontend is ready when it has met the Master and a model."""
+        for url, child in self._frontends.items():
+            if child.well and not child.restarting:
+                continue
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with session.get(f"{url}/health") as answer:
+                    if answer.status == 200:
+                        self._progress.line(child.name, "ready again" if child.well else "ready")
+                        child.well, child.restarting = True, False
+
     async def failed(self) -> str:
         """Returns why this cannot go on, once it cannot."""
         await self._failed.wait()
@@ -114,18 +136,17 @@ class Local:
 
     async def stop(self) -> None:
         """Ends all children, by force if they take longer than they are given."""
-        children = [*self._workers, self._master]
-        for child in children:
+        for child in self._children:
             child.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self._config.drain_s + KILL_AFTER_S):
-                await asyncio.gather(*(child.ended() for child in children))
+                await asyncio.gather(*(child.ended() for child in self._children))
         except TimeoutError:
             self.kill()
-            await asyncio.gather(*(child.ended() for child in children))
+            await asyncio.gather(*(child.ended() for child in self._children))
 
     def kill(self) -> None:
-        for child in [*self._workers, self._master]:
+        for child in self._children:
             child.signal(signal.SIGKILL)
 
     def _child(self, module: str, flags: list[str], name: str = "") -> Child:
@@ -135,7 +156,7 @@ class Local:
         return Child(name, f"rtp.{module}", flags, log, self._progress.line, self._on_failed)
 
     def _on_failed(self, name: str, reason: str) -> None:
-        log = next(c.log for c in [*self._workers, self._master] if c.name == name)
+        log = next(c.log for c in self._children if c.name == name)
         self._reason = self._reason or f"{name} did not start: {reason}\n  its log: {log}"
         self._failed.set()
 
@@ -150,71 +171,6 @@ class Local:
 
 def _is_ready(worker: dict[str, Any]) -> bool:  # Any: JSON
     return bool(worker["state"] == "ready")
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A request that shows that a model works, greedy: everybody gets the same answer."""
-
-    url: str
-    model: str
-    key: str
-    chat: bool
-    """Without a chat template a model only continues text."""
-
-    @property
-    def text(self) -> str:
-        return QUESTION if self.chat else BEGINNING
-
-    @property
-    def route(self) -> str:
-        return self.url + ("/v1/chat/completions" if self.chat else "/v1/completions")
-
-    def body(self) -> dict[str, Any]:  # Any: JSON
-        prompt: dict[str, Any] = {"prompt": self.text}
-        if self.chat:
-            prompt = {"messages": [{"role": "user", "content": self.text}]}
-        return {"model": self.model, **prompt, "temperature": 0, "max_tokens": 48}
-
-    async def ask(self) -> str:
-        """The model's answer."""
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
-            session.post(self.route, json=self.body(), headers=headers) as answer,
-        ):
-            found = await answer.json()
-        if "error" in found:
-            return f"(no answer: {found['error']['message']})"
-        choice = found["choices"][0]
-        return str(choice["message"]["content"] if self.chat else choice["text"]).strip()
-
-    def curl(self) -> str:
-        """A line to paste into a shell."""
-        words = ["curl", self.route, "-H", "Content-Type: application/json"]
-        if self.key:
-            words += ["-H", f"Authorization: Bearer {self.key}"]
-        return shlex.join([*words, "-d", json.dumps(self.body())])
-
-
-async def has_chat_template(url: str, model: str, key: str) -> bool:
-    """Asks until the model is offered, which is a moment after its workers are ready."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    params = {"model": model}
-    async with aiohttp.ClientSession() as session:
-        while True:
-            async with session.get(
-                f"{url}/tokenizer_info", params=params, headers=headers
-            ) as answer:
-                if answer.status == 200:
-                    return bool((await answer.json())["chat_template"])
-            await asyncio.sleep(LOOK_S)
-
-
-def first_key(path: Path | None) -> str:
-    """The API key for our own question; '' where none is needed."""
-    keys = [os.environ.get("RTP_API_KEY", ""), *(read_keys(path) if path else ())]
-    return next(filter(None, keys), "")
 
 
 async def greet(local: Local, config: LocalConfig, progress: Progress) -> None:
@@ -239,6 +195,8 @@ async def greet(local: Local, config: LocalConfig, progress: Progress) -> None:
         except (aiohttp.ClientError, TimeoutError) as error:
             print(f"  (no answer: {error!r})\n")
     print(f"Ask it yourself:\n  {example.curl()}")
+    for url in local.frontend_urls:
+        print(f"Frontend of its own: {url}")
     print(f"Dashboard: {local.url}/dashboard\nLogs: {local.logs}\nStop: Ctrl-C", flush=True)
     await local.watch()
 

@@ -215,3 +215,19 @@ async def test_a_stopped_worker_is_left_out_until_it_goes_on(tmp_path: Path):
         finally:
             stopped.resume()
         await running.ready(2)
+
+
+async def test_a_frontend_of_its_own_serves_while_the_master_is_started_again(tmp_path: Path):
+    async with local(tmp_path, "--ask=false", "--frontends=1", "--workers=1") as running:
+        await running.until("Stop: Ctrl-C")
+        line = next(line for line in running.lines if line.startswith("Frontend of its own: "))
+        url = line.rpartition(" ")[2]
+        master = next(p for p in running.descendants if "rtp.master" in p.cmdline())
+        body = {"model": "sim", "prompt": "x", "max_tokens": 20, "temperature": 0}
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{url}/v1/completions", json=body) as answer:
+                before = (await answer.json())["choices"]
+            master.kill()
+            await running.until("master: ended")
+            async with session.post(f"{url}/v1/completions", json=body) as answer:
+                assert (await answer.json())["choices"] == before

@@ -36,7 +36,7 @@ MASTER = "master"
 HANDSHAKE_S = 3.0
 """A dial that nobody answers fails after this time."""
 FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 1.0
+LAST_RETRY_S = 0.5
 """Backoff of workers that register and frontends that look for the Master."""
 
 

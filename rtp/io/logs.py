@@ -15,7 +15,7 @@ QUIET = frozenset({"request.placed", "request.held", "view.resynced", "stream.op
 LOUD = frozenset(
     {
         *("step.hung", "core.failed", "runner.failed", "worker.lost", "worker.refused"),
-        *("registration.refused", "registration.failed"),
+        *("registration.refused", "registration.failed", "master.lost", "master.unreachable"),
     }
 )
 """Notes an operator should see: warning."""

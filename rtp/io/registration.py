@@ -29,7 +29,7 @@ CHALLENGE = "RTP-Challenge"
 PROOF = "RTP-Proof"
 MAX_BODY_BYTES = 1 << 20
 FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 1.0
+LAST_RETRY_S = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=3.0)
 
 

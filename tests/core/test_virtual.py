@@ -312,8 +312,8 @@ def test_a_worker_without_a_link_registers_with_backoff() -> None:
     master = Scripted()
     cluster.add_master(master)
     cluster.add_worker(a_register(), Scripted(), [])
-    cluster.run(3.6)
-    assert master.times(From("w1", a_register())) == [0.0, 0.1, 0.3, 0.7, 1.5, 2.5, 3.5]
+    cluster.run(2.3)
+    assert master.times(From("w1", a_register())) == [0.0, 0.1, 0.3, 0.7, 1.2, 1.7, 2.2]
 
 
 def test_hanging_up_is_heard_by_the_worker_alone_who_registers_again() -> None:
