@@ -113,6 +113,15 @@ class Plugin(Settings):
     params: dict[str, Any] = option({}, "Its parameters (--set).", "scheduling")
 
 
+class TransportPlugin(Plugin):
+    """What moves KV pages between workers."""
+
+    name: str = option(
+        "", "What moves KV pages; default: the first that can move the backend's.", "cluster"
+    )
+    params: dict[str, Any] = option({}, "Its parameters (--set).", "cluster")
+
+
 class Public(Process):
     """A process that clients talk to."""
 
@@ -273,8 +282,12 @@ class WorkerConfig(Process, Model):
         "", "Name that lasts over restarts; default: from host and port.", "cluster", "NAME"
     )
     role: Role = option(
-        Role.FUSION, "What it does with requests; only fusion serves any so far.", "cluster"
+        Role.FUSION,
+        "fusion runs requests from beginning to end; prefill computes prompts and hands them over,"
+        " decode goes on from there; encode serves none so far.",
+        "cluster",
     )
+    transport: TransportPlugin = TransportPlugin()
     dp: Positive = option(1, "Ranks: copies of the model, each with its own KV.", "model", "RANKS")
     lockstep: bool = option(
         False, "Ranks step together, as experts spread over the ranks need it.", "model"

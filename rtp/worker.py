@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from rtp.config import Model, WorkerConfig
 from rtp.core.commands import Note
 from rtp.core.errors import ConfigError, RtpError
 from rtp.core.messages import Register
+from rtp.core.ports import Transport
 from rtp.core.types import WorkerId
 from rtp.core.worker.worker import Worker
 from rtp.io import addresses, logs
@@ -41,6 +43,7 @@ from rtp.io.worker_http import make_worker_app
 from rtp.io.worker_loop import WorkerLoop
 from rtp.serving import listen, until_signal
 from rtp.settings import from_command_line
+from rtp.transports import transfer, transport_of
 
 
 class WorkerServer:
@@ -57,6 +60,8 @@ class WorkerServer:
         self._config = config
         self._secret = secret
         self._on_note = on_note
+        self._transport_name = ""
+        self._transport: Transport | None = None
         self._listener: socket.socket | None = None
         self._ranks: list[_Rank] = []
         self._runner: web.AppRunner | None = None
@@ -68,6 +73,7 @@ class WorkerServer:
         """Loads the model on every rank, then serves and registers. Raises RtpError when it
         cannot."""
         config = self._config
+        self._transport_name, self._transport = transport_of(config)
         self._listener = listen(config.host, config.port)
         port = self._listener.getsockname()[1]
         self.address = addresses.normal(config.advertise or addresses.join(config.host, port))
@@ -83,8 +89,9 @@ class WorkerServer:
             chunk_while_decoding=config.chunk_while_decoding,
             max_rows=config.max_rows,
             steps_in_flight=config.steps_in_flight,
+            ticket_key=secrets.token_bytes(32),
         )
-        loop = WorkerLoop(core, register, runners, self._on_note, self._fail)
+        loop = WorkerLoop(core, register, runners, self._on_note, self._fail, self._transport)
         self.loop = loop
         for index, rank in enumerate(self._ranks):
             rank.hand_over(partial(loop.runner_event, index))
@@ -166,6 +173,8 @@ class WorkerServer:
             hardware=first.hardware,
             max_rows=config.max_rows,
             lockstep=config.lockstep,
+            transports=(self._transport_name,) if self._transport is not None else (),
+            transfer=transfer(self._transport),
         )
 
     def _epoch(self) -> int:

@@ -26,6 +26,7 @@ from rtp.core.errors import ShapeError
 from rtp.core.ports import Capacity, Runner
 from rtp.core.steps import (
     Known,
+    Received,
     Row,
     RowResult,
     SequenceStart,
@@ -204,6 +205,8 @@ class SimRunner:
             del self._sequences[handle]
         for start in plan.started:
             self._sequences[start.sequence] = start
+        for received in plan.received:
+            self._fill(received)
         contexts = [self._read(row) for row in plan.rows]
         results = tuple(
             self._answer(row, context) for row, context in zip(plan.rows, contexts, strict=True)
@@ -238,11 +241,27 @@ class SimRunner:
 
     def _write(self, row: Row, context: npt.NDArray[np.int32]) -> None:
         table = np.frombuffer(row.pages, dtype="<i4")
-        positions = np.arange(row.start, row.start + row.num_new)
+        self._put(context, row.start, table, 0)
+
+    def _fill(self, received: Received) -> None:
+        """What a transfer would have brought: this sequence's tokens, each behind all before it."""
+        context = np.frombuffer(received.ids, dtype="<i4")
+        table = np.frombuffer(received.pages, dtype="<i4")
+        self._put(context, received.start, table, received.start // self.capacity.block_size)
+
+    def _put(
+        self,
+        context: npt.NDArray[np.int32],
+        start: int,
+        table: npt.NDArray[np.int32],
+        first_block: int,
+    ) -> None:
+        """Writes context[start:]; table[0] is the page of block `first_block`."""
+        positions = np.arange(start, len(context))
         size = self.capacity.block_size
-        slots = table[positions // size], positions % size
-        self._pages[slots] = context[row.start :]
-        self._digests[slots] = self._prefix_digests(context)[row.start :]
+        slots = table[positions // size - first_block], positions % size
+        self._pages[slots] = context[start:]
+        self._digests[slots] = self._prefix_digests(context)[start:]
 
     def _prefix_digests(self, context: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
         """Of context[: i + 1] at i: a polynomial modulo 2**64."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rtp.core.messages import AnyMessage
+from rtp.core.messages import AnyMessage, Source
 from rtp.core.steps import StepPlan, TokenLogprobs
 from rtp.core.types import RequestId, WorkerId
 
@@ -55,6 +55,22 @@ class RunStep(Command, frozen=True):
 
     rank: int
     plan: StepPlan
+
+
+class Pull(Command, frozen=True):
+    """Have a Transport fill pages of `rank`; answered by Pulled within `timeout_s`, whatever
+    happens. No step in flight touches them, and none will before the answer."""
+
+    rank: int
+    number: int
+    """Of this pull, unique on its rank for the life of the worker."""
+    source: Source
+    start: int
+    """Position of the first token wanted; the first of a block."""
+    pages: bytes
+    """int32: local ids of the pages to fill."""
+    num_tokens: int
+    timeout_s: float
 
 
 # ---------------------------------------------------------------- frontend

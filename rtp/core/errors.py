@@ -24,6 +24,10 @@ class ProtocolError(RtpError):
     """A peer sent something the protocol does not allow at this point."""
 
 
+class TransferFailed(RtpError):
+    """Pages did not come, or not all of them: the peer is gone, or keeps them no longer."""
+
+
 class WeightsError(RtpError):
     """A checkpoint is missing, truncated, inconsistent or outside its folder; names file and
     tensor."""

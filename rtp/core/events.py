@@ -65,6 +65,16 @@ class StepDone(Event, frozen=True):
     result: StepResult
 
 
+class Pulled(Event, frozen=True):
+    """A Pull has ended: all its pages are filled, or, not `ok`, nobody knows what is in them.
+    Nothing writes them any more."""
+
+    rank: int
+    number: int
+    ok: bool
+    reason: str = ""
+
+
 class Stalled(Event, frozen=True):
     """A step in flight takes far longer than predicted; or, not `hung`, none does any more."""
 

@@ -60,6 +60,12 @@ class Register(Message, frozen=True, tag=1):
     """Sequences a rank runs at once; 0: not told."""
     lockstep: bool = False
     """Its ranks step together: each step takes as long as that of the slowest."""
+    transports: tuple[str, ...] = ()
+    """By which its ranks send and receive KV pages; two workers that share one, and `kv_format`,
+    can split a request between them."""
+    transfer: tuple[float, float] = (0.0, 0.0)
+    """Of those transports, measured or configured: seconds until the first token's pages, tokens
+    per second from then on (0: without end)."""
 
 
 # ---------------------------------------------------------------- Master <-> worker, link
@@ -102,7 +108,7 @@ class Finished(msgspec.Struct, frozen=True, gc=False, array_like=True):
     request_id: RequestId
     attempt: int
     reason: str
-    """"done", "cancelled", "rejected", "failed"."""
+    """"done", "cancelled", "rejected", "failed", or "handed_over": another worker goes on."""
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens found in the cache and not computed."""
@@ -230,6 +236,16 @@ class Ask(Message, frozen=True, tag=10):
     """Bind now, to the best rank even if it is busy, or refuse."""
 
 
+class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A rank that a request was given, and under which grant number."""
+
+    worker_id: WorkerId
+    epoch: int
+    address: str
+    rank: int
+    number: int
+
+
 class Refuse(Message, frozen=True, tag=11):
     """Final."""
 
@@ -263,6 +279,8 @@ class Grant(Message, frozen=True, tag=12):
     group_size: int = 1
     """So many grants of this Master, with this id, go to different ranks of a worker whose ranks
     step together, and should start in one step."""
+    decode: Place | None = None
+    """Where the request goes on after its first tokens; None: where it begins. Also reserved."""
 
 
 class WorkerLost(Message, frozen=True, tag=13):
@@ -300,11 +318,26 @@ class Renew(Message, frozen=True, tag=15):
 # ---------------------------------------------------------------- frontend <-> worker, stream
 
 
+class Source(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Pages of a choice that another worker keeps until they were pulled, or a lease is over."""
+
+    worker_id: WorkerId
+    epoch: int
+    address: str
+    rank: int
+    ticket: bytes
+    """Opens these pages to the worker that the request was handed to, and to nobody else."""
+    num_tokens: int
+    """Tokens in them, from the first of the prompt on; whole blocks."""
+
+
 class ChoiceState(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A choice to generate and what it has already produced elsewhere."""
 
     choice: int
     output: Ids = b""
+    source: Source | None = None
+    """Where its pages may be pulled from; what does not come is computed."""
 
 
 class Submit(Message, frozen=True, tag=20):
@@ -326,6 +359,8 @@ class Submit(Message, frozen=True, tag=20):
     group_id: int = -1
     group_size: int = 1
     """As in the Grant."""
+    handover: Place | None = None
+    """Each choice ends here with its next token, unless that is its last, and goes on there."""
 
 
 class TokenRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -339,13 +374,16 @@ class TokenRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: str = ""
-    """"", "stop", "length", or "error" (the choice failed: non-finite numbers, ...)."""
+    """"", "stop", "length", "handover" (it goes on at another worker), or "error" (the choice
+    failed: non-finite numbers, ...)."""
     stop_token: int = -1
     """The EOS or stop id that ended the choice; it is the last of ids."""
     cached_tokens: int = 0
     """Prompt tokens reused, told with the first run of a choice."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """For prompt positions 1 .., with the first run of choice 0 when asked for."""
+    source: Source | None = None
+    """With "handover": the pages of this choice."""
 
 
 class Tokens(Message, frozen=True, tag=21):

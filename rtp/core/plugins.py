@@ -19,6 +19,7 @@ from rtp.core.errors import ConfigError
 
 PACKAGES = {
     "backend": "rtp.backends",
+    "transport": "rtp.backends.transport",
     "routing": "rtp.policies.routing",
     "ordering": "rtp.policies.ordering",
     "eviction": "rtp.policies.eviction",

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from rtp.core.messages import Source
 from rtp.core.steps import StepPlan, StepResult
 
 
@@ -39,6 +40,23 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """Moves KV pages between workers. Built by the `build(**params)` of a module in
+    backends/transport, whose `BACKENDS` names those whose pages it can move."""
+
+    latency_s: float
+    tokens_per_s: float
+    """inf: all at once."""
+
+    async def pull(self, source: Source, start: int, num_tokens: int, pages: bytes) -> None:
+        """Fills `pages` with num_tokens tokens of the source's, from position `start` on.
+
+        Returns when the last one is filled. Raises TransferFailed, and from then on writes nothing;
+        likewise when cancelled, which is how its time limit ends it.
+        """
+        ...
 
 
 class Detokenizer(Protocol):

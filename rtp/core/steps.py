@@ -63,6 +63,18 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     one, with that many alternatives."""
 
 
+class Received(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Pages that a Transport filled. For a Runner whose pages a Transport writes this is no more
+    than news; one whose pages follow from the tokens (sim) fills them now, before the rows."""
+
+    start: int
+    """Position of the first token received."""
+    ids: Ids
+    """Tokens of positions 0 .. to the last one received."""
+    pages: bytes
+    """int32: the pages of positions `start` and on."""
+
+
 class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One step of one rank. Never empty of rows unless it is a dummy or only ends sequences."""
 
@@ -74,6 +86,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Without rows, while other ranks of a lock-step group have some: the Runner takes its part in
     what ranks compute together, changes no page, samples nothing, and takes no less time than an
     empty step does."""
+    received: tuple[Received, ...] = ()
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from rtp.core.commands import Command, Connect, Dial, HangUp, RunStep, Send
+from rtp.core.commands import Command, Connect, Dial, HangUp, Pull, RunStep, Send
 from rtp.core.events import (
     Event,
     From,
@@ -22,15 +22,17 @@ from rtp.core.events import (
     LinkUp,
     MasterDown,
     MasterUp,
+    Pulled,
     StepDone,
     StreamDown,
     StreamUp,
 )
 from rtp.core.messages import AnyMessage, Register
-from rtp.core.ports import Runner
+from rtp.core.ports import Runner, Transport
 from rtp.core.steps import StepPlan
 from rtp.core.types import FrontendId, WorkerId
 from rtp.core.virtual_time import Connection, Core, Process, VirtualTime
+from rtp.core.worker.worker import Worker
 
 MASTER = "master"
 HANDSHAKE_S = 3.0
@@ -104,12 +106,20 @@ class VirtualCluster:
         return process
 
     def add_worker(
-        self, register: Register, core: Core, runners: Sequence[Runner], *, skew_s: float = 0.0
+        self,
+        register: Register,
+        core: Core,
+        runners: Sequence[Runner],
+        *,
+        skew_s: float = 0.0,
+        transport: Transport | None = None,
     ) -> Process:
-        """A worker, or its next life after a kill (`register.epoch`). It registers by itself."""
+        """A worker, or its next life after a kill (`register.epoch`). It registers by itself.
+        transport: for its times; what it would move is not."""
         process = self._start(register.worker_id, core, skew_s)
         process.register = register
         process.runners = runners
+        process.transport = transport
         process.free_at = [0.0] * len(runners)
         self.workers[register.worker_id] = process
         self._at_address[register.address] = process
@@ -169,6 +179,8 @@ class VirtualCluster:
                 self._send(process, command.peer, command.message)
             case RunStep():
                 self._run_step(process, command.rank, command.plan)
+            case Pull():
+                self._pull(process, command)
             case Dial() | Connect():
                 self._dial(process, command.worker_id, command.epoch, command.address)
             case HangUp():
@@ -211,6 +223,31 @@ class VirtualCluster:
         if source in self._with_master and target in self._with_master:
             return 0.0
         return self.network.delay_s(source, target)
+
+    def _pull(self, process: Process, pull: Pull) -> None:
+        """Takes the transport's time, if the source has the pages then and all that time."""
+        source = self._at_address.get(pull.source.address)
+        delay = self._delay(process.name, pull.source.worker_id)
+        transport = process.transport
+        seconds = pull.timeout_s
+        if transport is not None and delay is not None and self._has(source, pull):
+            seconds = transport.latency_s + pull.num_tokens / transport.tokens_per_s + 2 * delay
+        in_time = seconds < pull.timeout_s
+
+        def end() -> None:
+            ok = in_time and self._has(source, pull)
+            reason = "" if ok else "the pages did not come"
+            self._time.handle(process, Pulled(pull.rank, pull.number, ok, reason))
+
+        self._time.push(self.now + min(seconds, pull.timeout_s), process, end)
+
+    def _has(self, source: Process | None, pull: Pull) -> bool:
+        """Whether a worker could send the pages now."""
+        if source is None or not source.alive or source.paused or source.register is None:
+            return False
+        core, this_life = source.core, source.register.epoch == pull.source.epoch
+        assert isinstance(core, Worker)
+        return this_life and core.handovers.holds(pull.source.ticket, pull.source.rank)
 
     # ---------------------------------------------------------------- connections
 

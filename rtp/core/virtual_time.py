@@ -16,7 +16,7 @@ from typing import Protocol
 from rtp.core.commands import Command
 from rtp.core.events import Event, Tick
 from rtp.core.messages import AnyMessage, Register
-from rtp.core.ports import Runner
+from rtp.core.ports import Runner, Transport
 
 TICK = Tick()
 MAX_TURNS_AN_INSTANT = 1000
@@ -56,6 +56,8 @@ class Process:
         """A Master's own; a worker's is the highest it has seen."""
         self.register: Register | None = None
         self.runners: Sequence[Runner] = ()
+        self.transport: Transport | None = None
+        """A worker's way to the pages of others."""
         self.free_at: list[float] = []
         """When each Runner has run all that it was given."""
         self.step_ends: dict[int, float] = {}

@@ -32,6 +32,7 @@ from rtp.core.types import HASH_BYTES
 
 WIRE_VERSION = 6
 """Raised with every change of a message; peers of another version are refused in the handshake."""
+MAX_TRANSPORTS = 16
 MAX_FRAME_BYTES = 32 << 20
 """The longest prompt (a million tokens, its hashes, resumed output) and a snapshot slice fit."""
 
@@ -132,6 +133,8 @@ def _register(m: Register) -> str:
         return "sizes must be positive"
     if len(m.profile) not in (0, 6) or not all(0 <= x < 1e6 for x in m.profile):
         return "profile is empty or six coefficients in seconds"
+    if len(m.transports) > MAX_TRANSPORTS or not all(0 <= x < 1e18 for x in m.transfer):
+        return f"at most {MAX_TRANSPORTS} transports, with times that are at least 0"
     return ""
 
 

@@ -1,5 +1,4 @@
-"""The asyncio driver of core.worker: Runners, the Master's link, frontends' streams,
-registration."""
+"""The asyncio driver of core.worker: Runners, the Master's link, frontends' streams, transfers."""
 
 from __future__ import annotations
 
@@ -8,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rtp.core.commands import Command, Note, RunStep, Send
+from rtp.core.commands import Command, Note, Pull, RunStep, Send
+from rtp.core.errors import TransferFailed
 from rtp.core.events import (
     Drain,
     From,
@@ -16,11 +16,13 @@ from rtp.core.events import (
     FrontendUp,
     MasterDown,
     MasterUp,
+    Pulled,
     RunnerFailed,
     Stalled,
     StepDone,
 )
 from rtp.core.messages import Register
+from rtp.core.ports import Transport
 from rtp.core.types import FrontendId
 from rtp.io.codec import FrameDecoder, FromFrontend, ToWorker
 from rtp.io.connection import FrameConnection
@@ -54,6 +56,8 @@ class WorkerLoop:
     runners: Sequence[RunnerHandle]
     on_note: Callable[[Note], None]
     on_fatal: Callable[[str], None]
+    transport: Transport | None = None
+    """Brings pages of other workers."""
     linked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while a Master's link is up, `unlinked` while none is."""
     unlinked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,6 +69,7 @@ class WorkerLoop:
     _term: int = -1
     _link: FrameConnection | None = None
     _streams: dict[FrontendId, FrameConnection] = field(default_factory=dict)
+    _pulls: set[asyncio.Task[None]] = field(default_factory=set)
     driver: Driver = field(init=False)
     stall: StallWatch = field(init=False)
 
@@ -78,6 +83,8 @@ class WorkerLoop:
         self._closed = True
         self.driver.close()
         self.stall.close()
+        for task in self._pulls:
+            task.cancel()
         for connection in [self._link, *self._streams.values()]:
             if connection is not None:
                 connection.close()
@@ -207,10 +214,30 @@ class WorkerLoop:
             case RunStep(rank=rank, plan=plan):
                 self.stall.begun(rank, plan)
                 self.runners[rank].submit(plan)
+            case Pull():
+                task = asyncio.get_running_loop().create_task(self._pull(command))
+                self._pulls.add(task)
+                task.add_done_callback(self._pulls.discard)
             case Note():
                 self.on_note(command)
             case _:
                 raise TypeError(f"not a command of a worker: {type(command).__name__}")
+
+    async def _pull(self, pull: Pull) -> None:
+        """Answers in time, whatever the transport does."""
+        reason = ""
+        try:
+            if self.transport is None:
+                raise TransferFailed("this worker has no transport")
+            async with asyncio.timeout(pull.timeout_s):
+                await self.transport.pull(pull.source, pull.start, pull.num_tokens, pull.pages)
+        except TimeoutError:
+            reason = f"{pull.source.worker_id} took longer than {pull.timeout_s:g} s"
+        except TransferFailed as error:
+            reason = str(error)
+        except Exception as error:  # a transport's bug costs a transfer, not the worker
+            reason = f"{type(error).__name__}: {error}"
+        self.driver.tell(Pulled(pull.rank, pull.number, not reason, reason))
 
     def _stalled(self, hung: bool) -> None:
         self.driver.tell(Stalled(hung))

@@ -25,12 +25,14 @@ from rtp.core.messages import (
     Grant,
     KeyChange,
     Now,
+    Place,
     Poll,
     Refuse,
     Register,
     Rejected,
     Renew,
     Snapshot,
+    Source,
     Status,
     Submit,
     TokenRun,
@@ -59,7 +61,11 @@ REGISTER = Register(
     key_id="0123abcd",
     max_batch_tokens=64,
     profile=(0.1,) * 6,
+    transports=("sim",),
+    transfer=(0.002, 1e6),
 )
+PLACE = Place(WorkerId("w2"), 8, "127.0.0.1:8", 1, 3)
+SOURCE = Source(W, 7, "127.0.0.1:9", 1, b"t" * 16, 32)
 LOGPROBS = TokenLogprobs(5, -0.5, (5, 6), (-0.5, -1.5))
 MESSAGES: list[AnyMessage] = [
     REGISTER,
@@ -80,7 +86,7 @@ MESSAGES: list[AnyMessage] = [
     Fence(R, 2, 0, 17),
     Ask(F, R, 1, "m", "t", "chat", -3, HASHES, 40, 16, 2, 59.5, None, (W,), True),
     Refuse(R, 1, 429, "rate_limit_exceeded", "queue full", 1.5),
-    Grant(R, 1, 17, W, 7, "127.0.0.1:9", 1, 32, 0.25),
+    Grant(R, 1, 17, W, 7, "127.0.0.1:9", 1, 32, 0.25, decode=PLACE),
     WorkerLost(W, 7),
     Submit(
         R,
@@ -91,10 +97,12 @@ MESSAGES: list[AnyMessage] = [
         HASHES,
         b"n" * 32,
         SamplingParams(max_tokens=4, logit_bias={7: -1.5}, seed=2**63, stop_token_ids=(2, 3)),
-        (ChoiceState(0), ChoiceState(1, pack_ids([9]))),
+        (ChoiceState(0), ChoiceState(1, pack_ids([9]), SOURCE)),
         30.0,
+        handover=PLACE,
     ),
     Tokens((TokenRun(R, 1, 0, 4, (8, 9), (LOGPROBS, LOGPROBS), "stop", 9, 32, (LOGPROBS,)),)),
+    Tokens((TokenRun(R, 1, 0, 4, (8,), finish="handover", source=SOURCE),)),
     Rejected(R, 1, "draining", True),
     Ack((AckItem(R, 1, 0, 5), AckItem(R, 1, 1, -1, True))),
     Cancel(R, 1, "client gone", 7),

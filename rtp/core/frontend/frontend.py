@@ -32,6 +32,7 @@ from rtp.core.messages import (
     AnyMessage,
     Cancel,
     Grant,
+    Place,
     Refuse,
     Rejected,
     TokenRun,
@@ -167,8 +168,9 @@ class Frontend:
             self._give_up(stream, "worker_restarted", blame=False)
             stream = None
         if stream is None:
-            stream = self._streams.open(grant)
-            self._outbox.add(stream.connect(self._now))
+            stream = self._open(grant)
+        if grant.decode is not None:
+            self._expect(grant.decode)
         request.place(grant)
         stream.requests[grant.request_id] = request
         if grant.epoch < stream.epoch:
@@ -181,6 +183,20 @@ class Frontend:
         self._lives.set_timer(request)
         self._outbox.send(grant.worker_id, request.submit(self._now))
 
+    def _expect(self, place: Place) -> None:
+        """A hand-over is to come: the stream is opened meanwhile."""
+        stream = self._streams.get(place.worker_id)
+        if stream is not None and stream.epoch < place.epoch:
+            self._give_up(stream, "worker_restarted", blame=False)
+            stream = None
+        if stream is None:
+            self._open(place)
+
+    def _open(self, place: Grant | Place) -> Stream:
+        stream = self._streams.open(place)
+        self._outbox.add(stream.connect(self._now))
+        return stream
+
     def _refuse(self, refusal: Refuse) -> None:
         request = self._lives.get(refusal.request_id)
         if request is None or request.attempt != refusal.attempt:
@@ -191,6 +207,8 @@ class Frontend:
     def _run(self, worker_id: WorkerId, run: TokenRun) -> None:
         request = self._lives.get(run.request_id)
         if request is None or not request.runs(worker_id, run.attempt):
+            if request is not None and request.gave(worker_id, run.attempt):
+                return  # repeated after a reconnect: all of it was taken before the hand-over
             self.counters.strays += 1
             if request is None or run.attempt < request.attempt:
                 self._outbox.cancel(worker_id, run.request_id, run.attempt, "stale")
@@ -199,6 +217,10 @@ class Frontend:
             case Taken.NEW:
                 self._lives.gained(request)
                 self._outbox.owe(request, run.choice)
+                if request.handed_over:
+                    self._lives.hand_over(request, self._now)
+                elif not request.needs_giver:
+                    self._lives.release_giver(request)
                 if request.ttft_deadline is not None:
                     self._lives.set_timer(request)
             case Taken.DUPLICATE:

@@ -18,7 +18,7 @@ from rtp.core.commands import Chunk, Deliver
 from rtp.core.events import Begin
 from rtp.core.frontend.stops import StopStrings
 from rtp.core.frontend.text import ChoiceText
-from rtp.core.messages import AckItem, Ask, ChoiceState, Grant, Submit, TokenRun
+from rtp.core.messages import AckItem, Ask, ChoiceState, Grant, Source, Submit, TokenRun
 from rtp.core.phases import Phase, move
 from rtp.core.ports import Detokenizer
 from rtp.core.steps import TokenLogprobs
@@ -42,7 +42,9 @@ class Taken(Enum):
 class Choice:
     """One of a request's n outputs."""
 
-    __slots__ = ("finish", "index", "output", "stop_reason", "stopped", "text", "told")
+    __slots__ = (
+        "finish", "handed", "index", "output", "source", "stop_reason", "stopped", "text", "told",
+    )  # fmt: skip
 
     def __init__(self, index: int, text: ChoiceText) -> None:
         self.index = index
@@ -55,6 +57,10 @@ class Choice:
         """Ended here by a stop string: the worker must be told."""
         self.told = False
         """The finish has been delivered."""
+        self.handed = False
+        """Its worker has done its part and another one is to go on."""
+        self.source: Source | None = None
+        """Where the other one finds its pages."""
 
     def ack(self, request: Request) -> AckItem:
         """What the worker should know: the next token wanted, or that no more are."""
@@ -79,6 +85,7 @@ class Request:
         "first_token",
         "fruitless",
         "generated",
+        "given_by",
         "grant",
         "paused",
         "phase",
@@ -95,6 +102,8 @@ class Request:
         self.attempt = 1
         self.grant: Grant | None = None
         """Where the current attempt runs; None while QUEUED."""
+        self.given_by: WorkerId | None = None
+        """The worker that began this attempt and keeps its pages for the one that runs it."""
         self.excluded: list[WorkerId] = []
         self.replacements = 0
         self.fruitless = 0
@@ -133,6 +142,12 @@ class Request:
     @property
     def finished(self) -> bool:
         return all(choice.finish for choice in self.choices)
+
+    @property
+    def handed_over(self) -> bool:
+        """Its worker has done its part with every choice, and another one is to go on."""
+        rest = self._unfinished()
+        return bool(rest) and all(choice.handed for choice in rest)
 
     def next_timer(self) -> float:
         """The earliest instant at which this request may have to be given up or placed anew."""
@@ -198,21 +213,58 @@ class Request:
             namespace=begin.namespace,
             sampling=sampling,
             choices=tuple(
-                ChoiceState(choice.index, choice.output.tobytes()) for choice in self._unfinished()
+                ChoiceState(choice.index, choice.output.tobytes(), choice.source)
+                for choice in self._unfinished()
             ),
             deadline_s=max(0.0, self.deadline - now),
             group_id=self.grant.group_id,
             group_size=self.grant.group_size,
+            handover=self.grant.decode,
         )
 
     def place(self, grant: Grant) -> None:
         self.grant = grant
         self.phase = move(self.phase, Phase.PREFILL)
 
+    def hand_over(self) -> None:
+        """The same attempt goes on at the worker that was reserved for it."""
+        assert self.grant is not None
+        to = self.grant.decode
+        assert to is not None
+        self.given_by = self.grant.worker_id
+        self.grant = msgspec.structs.replace(
+            self.grant,
+            worker_id=to.worker_id,
+            epoch=to.epoch,
+            address=to.address,
+            rank=to.rank,
+            number=to.number,
+            decode=None,
+        )
+        self.connect_by = None
+        for choice in self.choices:
+            choice.handed = False
+
+    @property
+    def needs_giver(self) -> bool:
+        """A choice has not shown yet that the decode worker is through with its pages."""
+        return any(choice.source is not None for choice in self._unfinished())
+
+    def take_giver(self) -> WorkerId | None:
+        """Who has kept pages for this attempt and no longer need."""
+        giver, self.given_by = self.given_by, None
+        for choice in self.choices:
+            choice.source = None
+        return giver
+
     def runs(self, worker_id: WorkerId, attempt: int) -> bool:
         """Whether `attempt` is the current one and was granted to that worker."""
         grant = self.grant
         return grant is not None and grant.worker_id == worker_id and self.attempt == attempt
+
+    def gave(self, worker_id: WorkerId, attempt: int) -> bool:
+        """Whether that worker began the current attempt and keeps its pages."""
+        return self.given_by == worker_id and self.attempt == attempt
 
     def conclude(self) -> None:
         """Finishes choices that have all their tokens and lack only the word that they ended."""
@@ -229,6 +281,8 @@ class Request:
         self.phase = move(self.phase, Phase.QUEUED)
         self.grant = None
         self.connect_by = None
+        for choice in self.choices:
+            choice.handed = False
         self.attempt += 1
         self.replacements += 1
         self.fruitless += 1
@@ -254,6 +308,10 @@ class Request:
         self.fruitless = 0
         self._begun(run)
         self._extend(choice, run, skip)
+        if run.finish == "handover":
+            choice.handed, choice.source = True, run.source
+            return Taken.NEW
+        choice.source = None
         if run.finish and not choice.finish:
             self._finish(choice, run.finish, run.stop_token)
         return Taken.NEW

@@ -27,6 +27,8 @@ class Counters:
     ended: int = 0
     failed: int = 0
     cancelled: int = 0
+    handovers: int = 0
+    """Requests that went on at the decode worker reserved for them."""
     replacements: int = 0
     resumes: int = 0
     """Replacements after the first token."""
@@ -132,6 +134,29 @@ class Lives:
         """The turn's end shows the client what is new."""
         self._dirty[request.begin.request_id] = request
 
+    def hand_over(self, request: Request, now: float) -> None:
+        """Every choice has its first token: the decode worker goes on, unless it was lost since."""
+        assert request.grant is not None
+        to = request.grant.decode
+        stream = self._streams.get(to.worker_id) if to is not None else None
+        if to is None or stream is None or stream.epoch != to.epoch:
+            self.displace(request, now, "decode_lost", cancel=True)
+            return
+        self._streams.remove(request)
+        request.hand_over()
+        stream.requests[request.begin.request_id] = request
+        if not stream.up:
+            request.connect_by = now + request.grant.lease_s
+        self.set_timer(request)
+        self.counters.handovers += 1
+        self._outbox.send(to.worker_id, request.submit(now))
+
+    def release_giver(self, request: Request) -> None:
+        """The decode worker has what it needs, or is not needed any more."""
+        giver = request.take_giver()
+        if giver is not None:
+            self._outbox.cancel(giver, request.begin.request_id, request.attempt, "handed_over")
+
     def resync(self, request: Request) -> None:
         """The turn's end asks the worker for everything from the next token wanted on."""
         self._behind[request.begin.request_id] = request
@@ -169,6 +194,7 @@ class Lives:
             self._end(request, cancel=reason)
             return
         self._streams.remove(request)
+        self.release_giver(request)
         request.displace(worker_id if blame else None, now)
         self.counters.replacements += 1
         self.counters.resumes += request.first_token
@@ -185,7 +211,9 @@ class Lives:
         for request in dirty.values():
             self._deliver(request)
             if request.finished:
-                self._end(request)
+                # Its worker may have told the Master that another one goes on.
+                handed = any(choice.handed for choice in request.choices)
+                self._end(request, cancel="finished" if handed else "")
         behind, self._behind = self._behind, {}
         for request in behind.values():  # a Submit that is known makes the worker send again
             if request.grant is not None:
@@ -231,6 +259,7 @@ class Lives:
             generated = request.generated
             self._outbox.send(MASTER, Cancel(request_id, request.attempt, cancel, generated))
         self._streams.remove(request)
+        self.release_giver(request)
         request.phase = move(request.phase, phase)
         request.grant = None
         del self._requests[request_id]

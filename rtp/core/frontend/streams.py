@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rtp.core.commands import Connect
 from rtp.core.frontend.lifecycle import Request
-from rtp.core.messages import Grant
+from rtp.core.messages import Grant, Place
 from rtp.core.types import RequestId, WorkerId
 
 
@@ -50,10 +50,10 @@ class Streams:
         assert request.grant is not None
         return self._by_worker[request.grant.worker_id]
 
-    def open(self, grant: Grant) -> Stream:
+    def open(self, place: Grant | Place) -> Stream:
         """A new stream, not up yet, in place of any other to that worker."""
-        stream = Stream(grant.worker_id, grant.epoch, grant.address)
-        self._by_worker[grant.worker_id] = stream
+        stream = Stream(place.worker_id, place.epoch, place.address)
+        self._by_worker[place.worker_id] = stream
         return stream
 
     def close(self, stream: Stream) -> list[Request]:

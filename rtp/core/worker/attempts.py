@@ -13,6 +13,8 @@ from rtp.core.worker.streams import Attempt
 
 FRONTEND_GONE_S = 10.0
 SLOW_READER_S = 30.0
+HANDOVER_S = 10.0
+"""How long the pages of what was handed over are kept for a worker that does not come."""
 
 
 class _Frontend:
@@ -61,10 +63,12 @@ class Attempts:
         self._parked.pop(attempt.request_id, None)
 
     def set_timer(self, attempt: Attempt) -> None:
-        """After a choice was parked or goes on."""
+        """After a choice was parked or goes on, or all were handed over."""
         self._timers.remove((attempt.timer, attempt.request_id))
         parked = [s.parked_at for s in attempt.streams.values() if s.parked_at is not None]
         attempt.timer = min([attempt.deadline, *(at + SLOW_READER_S for at in parked)])
+        if attempt.handed_at is not None:
+            attempt.timer = min(attempt.timer, attempt.handed_at + HANDOVER_S)
         self._timers.add((attempt.timer, attempt.request_id))
         if len(parked) == sum(not stream.finish for stream in attempt.streams.values()) > 0:
             self._parked[attempt.request_id] = None

@@ -16,6 +16,7 @@ first, and a sequence waits only for blocks that a running sequence is computing
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
@@ -25,6 +26,7 @@ from rtp.core.ports import Capacity
 from rtp.core.steps import StepPlan, StepResult
 from rtp.core.worker.blocks import BlockManager
 from rtp.core.worker.in_flight import Gain, InFlight
+from rtp.core.worker.pulls import Pulls, Transfer
 from rtp.core.worker.running import Running
 from rtp.core.worker.sequence import Sequence
 from rtp.core.worker.stats import Stats
@@ -68,11 +70,13 @@ class Batcher:
         chunk_while_decoding: int = 128,
         max_rows: int = 64,
         steps_in_flight: int = 1,
+        max_preemptions: int = MAX_PREEMPTIONS,
         stats: Stats | None = None,
     ) -> None:
         """max_batch_tokens: of one step.  chunk_while_decoding: tokens of prompts in a step that
         also decodes.  max_rows: sequences with pages; one less than max_batch_tokens at most, so
-        that a prompt advances in every step.  steps_in_flight: issued and not completed."""
+        that a prompt advances in every step.  steps_in_flight: issued and not completed.
+        max_preemptions: of one sequence; the next one drops it."""
         if min(max_batch_tokens - 1, chunk_while_decoding, max_rows, steps_in_flight) < 1:
             raise ConfigError(
                 "max_batch_tokens must be at least 2; chunk_while_decoding, max_rows and"
@@ -86,19 +90,21 @@ class Batcher:
         self._chunk_while_decoding = chunk_while_decoding
         self._max_rows = min(max_rows, max_batch_tokens - 1)
         self._steps_in_flight = steps_in_flight
+        self._max_preemptions = max_preemptions
         self._arrivals = 0
         self._handles = 0
         self._waiting: SortedDict[int, Sequence] = SortedDict()  # by arrival
         self._running = Running(self.blocks)
         self._parked: dict[int, Sequence] = {}  # by arrival
         self._in_flight = InFlight(capacity.vocab_size, capacity.block_size, self.stats)
+        self._pulls = Pulls(self.blocks, self.stats)
         self._dropped: list[tuple[Sequence, str]] = []
 
     # ------------------------------------------------------------ sequences
 
     def add(self, seq: Sequence) -> bool:
         """Takes a sequence in. False, and nothing changed, where the pool can never hold it."""
-        more = seq.num_output + 1 < seq.limit
+        more = seq.num_output + 1 < seq.until
         if self._running.pages_for(len(seq.ids) + more) > self.blocks.num_blocks:
             return False
         seq.arrival = self._arrivals
@@ -137,6 +143,7 @@ class Batcher:
         for seq in [*self._running, *self._waiting.values(), *self._parked.values()]:
             self.end(seq)
         self._in_flight.clear()
+        self._pulls.take_ready(self._in_flight.next_step)  # drops them: nobody waits any more
         self.blocks.clear()
 
     def take_dropped(self) -> list[tuple[Sequence, str]]:
@@ -158,8 +165,8 @@ class Batcher:
         if chosen or beside_decodes:
             budget = min(budget, self._chunk_while_decoding)
         budget = self._choose_prefills(chosen, budget)
-        started = self._admit(chosen, budget)
-        return self._in_flight.issue(chosen, started) if chosen else None
+        self._admit(chosen, budget)
+        return self._in_flight.issue(chosen, self._pulls.take_received()) if chosen else None
 
     def dummy_plan(self) -> StepPlan:
         """A step without rows, beside those of ranks that have work."""
@@ -183,7 +190,34 @@ class Batcher:
                     self.end(row.sequence)
         return outcome
 
+    # ------------------------------------------------------------ pages from other workers
+
+    def take_pulls(self) -> list[Transfer]:
+        """Transfers that may begin: no step in flight touches their pages."""
+        return self._pulls.take_ready(self._in_flight.oldest_step)
+
+    def pulled(self, number: int, ok: bool) -> None:
+        """A transfer has ended. Its sequence goes on behind what came; where it failed, and nobody
+        knows what is in the pages, from the start with other ones."""
+        transfer = self._pulls.get(number)
+        seq = transfer.sequence
+        if transfer.wanted:
+            seq.pull = seq.source = None
+            if ok:
+                self._pulls.filled(transfer)
+                seq.scheduled = seq.computed = transfer.end
+                self._running.register(seq)
+            else:
+                self._stop(seq)
+                seq.restart()
+                self._waiting[seq.arrival] = seq
+        self._pulls.release(transfer)
+
     # ------------------------------------------------------------ facts
+
+    @property
+    def num_pulls(self) -> int:
+        return len(self._pulls)
 
     @property
     def num_in_flight(self) -> int:
@@ -202,7 +236,7 @@ class Batcher:
         """Cost O(running + waiting)."""
         running, waiting = list(self._running), self._waiting.values()
         decodes = [seq for seq in running if seq.computed >= seq.target]
-        todo = sum(max(0, seq.target - seq.computed) for seq in running)
+        todo = sum(max(0, seq.target - seq.computed) for seq in running if seq.pull is None)
         return Load(
             running=len(running),
             waiting=len(waiting) + len(self._parked),
@@ -212,9 +246,11 @@ class Batcher:
             kv_free=self.blocks.num_available * self._block_size,
         )
 
-    def check(self) -> None:
-        """Raises AssertionError unless pages, counters and owners of blocks agree."""
-        self._running.check()
+    def check(self, pinned: Iterable[int] = ()) -> None:
+        """Raises AssertionError unless pages, counters and owners of blocks agree. pinned: pages
+        kept for other workers, one entry per use."""
+        self._running.check([*pinned, *self._pulls.pages()])
+        assert all(seq.pull is None or seq.pull in self._pulls for seq in self._running)
         for seq in [*self._waiting.values(), *self._parked.values()]:
             assert not seq.ended
             assert len(seq.pages) == len(seq.pending) == 0
@@ -230,17 +266,16 @@ class Batcher:
 
     def _choose_prefills(self, chosen: dict[Sequence, int], budget: int) -> int:
         for seq in self._running:
-            if seq.in_prefill and budget > 0:
+            if seq.in_prefill and seq.pull is None and budget > 0:
                 chosen[seq] = min(seq.to_compute, budget)
                 budget -= chosen[seq]
         return budget
 
-    def _admit(self, chosen: dict[Sequence, int], budget: int) -> list[Sequence]:
+    def _admit(self, chosen: dict[Sequence, int], budget: int) -> None:
         """Starts waiting sequences, first come first served but for those that must wait for room
-        or for a block in the making."""
-        started: list[Sequence] = []
+        or for a block in the making. One whose pages another worker has gets them first."""
         if budget <= 0 or len(self._running) >= self._max_rows:
-            return started
+            return
         without_room: list[Sequence] = []
         for seq in list(self._waiting.values()):
             if budget <= 0 or len(self._running) >= self._max_rows:
@@ -262,10 +297,10 @@ class Batcher:
             for other in without_room:
                 other.bypassed += 1
             self._start(seq, held)
-            started.append(seq)
+            if self._pulls.begin(seq, len(held), self._in_flight.next_step):
+                continue
             chosen[seq] = min(seq.to_compute, budget)
             budget -= chosen[seq]
-        return started
 
     def _start(self, seq: Sequence, held: list[int]) -> None:
         first = seq.cached < 0
@@ -294,7 +329,7 @@ class Batcher:
     def _preempt(self, seq: Sequence, chosen: dict[Sequence, int]) -> None:
         self.stats.preemptions += 1
         chosen.pop(seq, None)
-        if seq.preemptions == MAX_PREEMPTIONS:
+        if seq.preemptions >= self._max_preemptions:
             self._drop(seq, "preempted")
             return
         self._stop(seq)
@@ -309,7 +344,8 @@ class Batcher:
     def _stop(self, seq: Sequence) -> None:
         """Takes a sequence off the running ones and its pages from it."""
         self._running.stop(seq)
-        self._in_flight.ended(seq.handle)
+        if seq.announced:
+            self._in_flight.ended(seq.handle)
 
     def _uncached(self, seq: Sequence) -> int:
         """Tokens a waiting sequence will have to compute, as far as is known."""

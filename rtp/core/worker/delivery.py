@@ -10,6 +10,7 @@ from rtp.core.messages import AckItem, FirstToken, TokenRun, Tokens
 from rtp.core.types import FrontendId
 from rtp.core.worker.attempts import Attempts
 from rtp.core.worker.ends import Ends
+from rtp.core.worker.handovers import HandOvers
 from rtp.core.worker.in_flight import Gain
 from rtp.core.worker.rank import Rank
 from rtp.core.worker.reports import Reports
@@ -20,12 +21,15 @@ from rtp.core.worker.streams import Attempt
 class Delivery:
     """Sends what steps bring, and hears how far it was read. The tables are the worker's."""
 
-    __slots__ = ("_attempts", "_ends", "_max_unacked", "_out", "_ranks", "_reports")
+    __slots__ = (
+        "_attempts", "_ends", "_handovers", "_max_unacked", "_out", "_ranks", "_reports",
+    )  # fmt: skip
 
     def __init__(
         self,
         ranks: SequenceOf[Rank],
         attempts: Attempts,
+        handovers: HandOvers,
         reports: Reports,
         ends: Ends,
         out: list[Command],
@@ -36,6 +40,7 @@ class Delivery:
         before it is parked."""
         self._ranks = ranks
         self._attempts = attempts
+        self._handovers = handovers
         self._reports = reports
         self._ends = ends
         self._out = out
@@ -51,6 +56,8 @@ class Delivery:
             attempt.generated += len(gain.ids)
             if not attempt.first_token_told and gain.finish != "error" and seq.cached >= 0:
                 self._tell_first_token(attempt, seq)
+            if gain.finish == "handover":
+                stream.source = self._handovers.keep(attempt, seq)
             runs.setdefault(attempt.frontend_id, []).append(stream.push(gain))
             if not gain.finish and stream.num_unacked > self._max_unacked:
                 self._ranks[attempt.rank].batcher.park(seq)

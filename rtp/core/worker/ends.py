@@ -16,6 +16,7 @@ from rtp.core.messages import Finished, Rejected, Submit
 from rtp.core.types import FrontendId, RequestId
 from rtp.core.worker.attempts import Attempts
 from rtp.core.worker.graves import Graves
+from rtp.core.worker.handovers import HandOvers
 from rtp.core.worker.rank import Rank
 from rtp.core.worker.reports import Reports
 from rtp.core.worker.stats import Stats
@@ -25,13 +26,14 @@ from rtp.core.worker.streams import Attempt
 class Ends:
     """Every way out. The tables are the worker's."""
 
-    __slots__ = ("_attempts", "_graves", "_out", "_ranks", "_reports", "_stats")
+    __slots__ = ("_attempts", "_graves", "_handovers", "_out", "_ranks", "_reports", "_stats")
 
     def __init__(
         self,
         ranks: SequenceOf[Rank],
         attempts: Attempts,
         graves: Graves,
+        handovers: HandOvers,
         reports: Reports,
         stats: Stats,
         out: list[Command],
@@ -40,6 +42,7 @@ class Ends:
         self._ranks = ranks
         self._attempts = attempts
         self._graves = graves
+        self._handovers = handovers
         self._reports = reports
         self._stats = stats
         self._out = out
@@ -57,8 +60,15 @@ class Ends:
     def settle(self, attempt: Attempt, now: float) -> None:
         """After a choice finished or was forgotten: is its attempt done, may it be forgotten?"""
         if not attempt.generating and not attempt.told:
-            failed = any(stream.finish == "error" for stream in attempt.streams.values())
-            self._tell_end(attempt, "failed" if failed else "done")
+            finishes = {stream.finish for stream in attempt.streams.values()}
+            if "error" in finishes:
+                self._tell_end(attempt, "failed")
+            elif "handover" in finishes:
+                self._tell_end(attempt, "handed_over")
+                attempt.handed_at = now
+                self._attempts.set_timer(attempt)
+            else:
+                self._tell_end(attempt, "done")
         if not attempt.streams:
             self._forget(attempt, "unknown", now)
 
@@ -139,6 +149,7 @@ class Ends:
         batcher = self._ranks[attempt.rank].batcher
         for stream in attempt.streams.values():
             batcher.end(stream.sequence)
+        self._handovers.release(attempt)
         self._attempts.remove(attempt)
         self._graves.bury(attempt.request_id, attempt.attempt, reason, now)
         self._graves.tell(attempt.request_id, attempt.attempt)

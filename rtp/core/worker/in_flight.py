@@ -7,11 +7,10 @@ back. Rows of a sequence that ended or was preempted in between are thrown away.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from rtp.core.errors import ProtocolError
-from rtp.core.steps import FromStep, RowResult, StepPlan, StepResult, TokenLogprobs
+from rtp.core.steps import FromStep, Received, RowResult, StepPlan, StepResult, TokenLogprobs
 from rtp.core.worker.sequence import Sequence
 from rtp.core.worker.stats import Stats
 
@@ -64,11 +63,26 @@ class InFlight:
         """The next plan tells the Runner that it may forget this one."""
         self._ended_handles.append(handle)
 
+    @property
+    def next_step(self) -> int:
+        """Number of the next plan."""
+        return self._next
+
+    @property
+    def oldest_step(self) -> int:
+        """Every step before it has come back."""
+        return self._steps[0][0] if self._steps else self._next
+
     def issue(
-        self, chosen: dict[Sequence, int], started: SequenceOf[Sequence], *, dummy: bool = False
+        self,
+        chosen: dict[Sequence, int],
+        received: tuple[Received, ...] = (),
+        *,
+        dummy: bool = False,
     ) -> StepPlan:
-        """chosen: tokens to compute of each; they have pages.  started: those new to the Runner."""
+        """chosen: tokens to compute of each; they have pages."""
         rows, scheduled = [], []
+        started = [seq for seq in chosen if not seq.announced]
         for index, (seq, num_new) in enumerate(chosen.items()):
             row = seq.row(num_new, self._block_size)
             samples = row.output_index >= 0
@@ -83,7 +97,10 @@ class InFlight:
             started=tuple(seq.start_info() for seq in started),
             ended=tuple(self._ended_handles),
             dummy=dummy,
+            received=received,
         )
+        for seq in started:
+            seq.announced = True
         self._ended_handles.clear()
         self._steps.append((self._next, scheduled))
         self._next += 1
@@ -130,6 +147,8 @@ class InFlight:
             finish = "stop"
         elif seq.num_output >= seq.limit:
             finish = "length"
+        elif seq.num_output >= seq.until:
+            finish = "handover"
         return Gain(
             seq,
             ids=(answer.token,) if row.samples else (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sortedcontainers import SortedDict
 
@@ -95,10 +95,13 @@ class Running:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
 
-    def check(self) -> None:
-        """Raises AssertionError unless pages, counters and owners of blocks agree."""
+    def check(self, kept: Iterable[int] = ()) -> None:
+        """Raises AssertionError unless pages, counters and owners of blocks agree. kept: pages that
+        are held beside the sequences', one entry per use."""
         self.blocks.check()
         users = [0] * self.blocks.num_blocks
+        for page in kept:
+            users[page] += 1
         for seq in self:
             assert not seq.ended
             assert seq.handle >= 0
@@ -111,6 +114,6 @@ class Running:
 
     def _growth(self, seq: Sequence, ahead: int) -> int:
         """Pages that its next `ahead` tokens need beyond those of its tokens now."""
-        end = min(seq.length + ahead, seq.num_prompt + seq.limit)
+        end = min(seq.length + ahead, seq.num_prompt + seq.until)
         have = max(len(seq.pages), self.pages_for(seq.length))
         return max(0, self.pages_for(end) - have)

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable
 
 from rtp.core.hashing import block_hashes
-from rtp.core.messages import Submit
+from rtp.core.messages import Source, Submit
 from rtp.core.ports import Capacity
 from rtp.core.steps import FromStep, Known, Row, SequenceStart, TokenLogprobs
 from rtp.core.types import HASH_BYTES, Hashes, Ids, RequestId, SamplingParams, split_hashes
 
 
-def int32s(data: bytes = b"") -> array[int]:
+def int32s(data: bytes | Iterable[int] = b"") -> array[int]:
     """A growing list of int32 whose slices become bytes without a loop."""
     values = array("i")
-    values.frombytes(data)
+    if isinstance(data, bytes):
+        values.frombytes(data)
+    else:
+        values.extend(data)
     return values
 
 
@@ -29,10 +33,10 @@ class Sequence:
     """Changed by the batcher only; the worker reads it."""
 
     __slots__ = (
-        "arrival", "attempt", "bypassed", "cached", "choice", "computed", "ended", "handle", "ids",
-        "keys", "limit", "namespace", "num_prompt", "pages", "pending", "preemptions",
-        "prompt_logprobs", "registered", "request_id", "sampling", "scheduled", "stop_ids",
-        "target", "waits_for", "wants_prompt_logprobs",
+        "announced", "arrival", "attempt", "bypassed", "cached", "choice", "computed", "ended",
+        "handle", "ids", "keys", "limit", "namespace", "num_prompt", "pages", "pending",
+        "preemptions", "prompt_logprobs", "pull", "registered", "request_id", "sampling",
+        "scheduled", "source", "stop_ids", "target", "until", "waits_for", "wants_prompt_logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +52,8 @@ class Sequence:
         sampling: SamplingParams,
         eos_ids: tuple[int, ...],
         max_model_len: int,
+        source: Source | None = None,
+        hands_over: bool = False,
     ) -> None:
         self.request_id = request_id
         self.attempt = attempt
@@ -58,6 +64,14 @@ class Sequence:
         self.num_prompt = len(prompt) // 4
         self.limit = min(sampling.max_tokens, max_model_len - self.num_prompt)
         """Output tokens after which the choice ends with "length"."""
+        self.until = min(self.limit, len(output) // 4 + 1) if hands_over else self.limit
+        """Output tokens after which it ends here: before `limit` it goes on elsewhere."""
+        self.source = source
+        """Who may have its pages; None too once they came, or did not."""
+        self.pull: int | None = None
+        """The transfer under way into its pages: until it ends no step may touch them."""
+        self.announced = False
+        """The Runner knows its handle."""
         self.stop_ids = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_ids)
         self.wants_prompt_logprobs = sampling.prompt_logprobs is not None and choice == 0
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -94,7 +108,7 @@ class Sequence:
     def to_compute(self) -> int:
         """Tokens a next step could take. 0 too where all that may be sampled is in flight."""
         outputs = self.length - self.num_prompt
-        if outputs >= self.limit and outputs > 0:
+        if outputs >= self.until and outputs > 0:
             return 0
         return self.length - self.scheduled
 
@@ -170,6 +184,8 @@ class Sequence:
         self.target = len(self.ids)
         self.bypassed = 0
         self.handle = -1
+        self.announced = False
+        self.pull = None
         if self.wants_prompt_logprobs:
             self.prompt_logprobs.clear()
 
@@ -188,6 +204,8 @@ def sequences(submit: Submit, capacity: Capacity) -> list[Sequence]:
             sampling=submit.sampling,
             eos_ids=capacity.eos_ids,
             max_model_len=capacity.max_model_len,
+            source=state.source,
+            hands_over=submit.handover is not None,
         )
         for state in submit.choices
     ]

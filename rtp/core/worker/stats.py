@@ -28,6 +28,10 @@ class Stats:
     """Of all ranks, from the begin of each group step to the end of its slowest share."""
     group_wait_s: float = 0.0
     """The part of it in which a rank was done and waited for the slowest."""
+    pulls: int = 0
+    """Transfers of pages from other workers that were begun."""
+    pulls_failed: int = 0
+    pulled_tokens: int = 0
     snapshots: int = 0
     deltas: int = 0
     rejects: dict[str, int] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from rtp.core.messages import TokenRun
+from rtp.core.messages import Place, Source, TokenRun
 from rtp.core.steps import TokenLogprobs
 from rtp.core.types import FrontendId, RequestId
 from rtp.core.worker.in_flight import Gain
@@ -17,13 +17,15 @@ class Stream:
 
     __slots__ = (
         "_first", "_ids", "_logprobs", "_prompt_logprobs", "_start", "finish", "parked_at",
-        "sequence", "stop_token",
+        "sequence", "source", "stop_token",
     )  # fmt: skip
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.finish = ""
         self.stop_token = -1
+        self.source: Source | None = None
+        """Its pages, once it was handed over."""
         self.parked_at: float | None = None
         self._first = sequence.num_output
         self._start = self._first
@@ -72,6 +74,7 @@ class Stream:
             stop_token=self.stop_token,
             cached_tokens=max(0, self.sequence.cached) if first else 0,
             prompt_logprobs=self._prompt_logprobs if first else (),
+            source=self.source,
         )
 
 
@@ -82,8 +85,8 @@ class Attempt:
 
     __slots__ = (
         "accepted_at", "attempt", "cached", "deadline", "first_step_at", "first_token_told",
-        "frontend_id", "generated", "prefill_s", "prompt_tokens", "rank", "request_id", "streams",
-        "timer", "told",
+        "frontend_id", "generated", "handed_at", "handover", "prefill_s", "prompt_tokens", "rank",
+        "request_id", "streams", "tickets", "timer", "told",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +99,7 @@ class Attempt:
         prompt_tokens: int,
         accepted_at: float,
         deadline: float,
+        handover: Place | None = None,
     ) -> None:
         self.request_id = request_id
         self.attempt = attempt
@@ -105,8 +109,13 @@ class Attempt:
         self.accepted_at = accepted_at
         self.deadline = deadline
         self.timer = deadline
-        """When the worker must look at it next: its deadline, or the end of a slow reader's
-        time."""
+        """When the worker must look at it next: its deadline, the end of a slow reader's time, or
+        of the lease of what was handed over."""
+        self.handover = handover
+        """Where it goes on after its first tokens."""
+        self.handed_at: float | None = None
+        self.tickets: list[bytes] = []
+        """Of the pages that are pinned for it."""
         self.streams: dict[int, Stream] = {}
         self.cached = 0
         self.generated = 0

@@ -20,6 +20,7 @@ from rtp.core.events import (
     FrontendUp,
     MasterDown,
     MasterUp,
+    Pulled,
     RunnerFailed,
     Stalled,
     StepDone,
@@ -35,14 +36,15 @@ from rtp.core.messages import (
     Submit,
 )
 from rtp.core.ports import Capacity
-from rtp.core.types import FrontendId
+from rtp.core.types import FrontendId, Role
 from rtp.core.worker.attempts import Attempts
-from rtp.core.worker.batcher import Batcher
+from rtp.core.worker.batcher import MAX_PREEMPTIONS, Batcher
 from rtp.core.worker.checks import MAX_NUMBER, refusal
 from rtp.core.worker.delivery import Delivery
 from rtp.core.worker.ends import Ends
 from rtp.core.worker.graves import Graves
 from rtp.core.worker.group import Group, LockstepGroup
+from rtp.core.worker.handovers import HandOvers
 from rtp.core.worker.in_flight import Gain
 from rtp.core.worker.rank import Rank
 from rtp.core.worker.reports import Reports, status_table
@@ -65,10 +67,14 @@ class Worker:
         steps_in_flight: int = 1,
         max_attempts: int = 4096,
         max_unacked: int = 1024,
+        ticket_key: bytes = b"",
     ) -> None:
         """card: what it registers with, one entry of kv_total per rank.  capacities: one per rank.
-        max_attempts: held at once.  max_unacked: tokens of a choice before it is parked."""
+        max_attempts: held at once.  max_unacked: tokens of a choice before it is parked.
+        ticket_key: secret of this life, from which tickets are made."""
         self.stats = Stats()
+        # A decode rank is full because its sequences grew: the Master knows where there is room.
+        max_preemptions = 0 if card.role is Role.DECODE else MAX_PREEMPTIONS
         self._card = card
         self._ranks = [
             Rank(
@@ -79,6 +85,7 @@ class Worker:
                     chunk_while_decoding=chunk_while_decoding,
                     max_rows=max_rows,
                     steps_in_flight=steps_in_flight,
+                    max_preemptions=max_preemptions,
                     stats=self.stats,
                 ),
             )
@@ -92,12 +99,20 @@ class Worker:
         self._graves = Graves()
         self._attempts = Attempts()
         self._out: list[Command] = []  # of the running handle(), shared with the next two
+        self.handovers = HandOvers(card, self._ranks, ticket_key)
         self._ends = Ends(
-            self._ranks, self._attempts, self._graves, self._reports, self.stats, self._out
+            self._ranks,
+            self._attempts,
+            self._graves,
+            self.handovers,
+            self._reports,
+            self.stats,
+            self._out,
         )
         self._delivery = Delivery(
             self._ranks,
             self._attempts,
+            self.handovers,
             self._reports,
             self._ends,
             self._out,
@@ -128,6 +143,8 @@ class Worker:
                 self._group.stop_waiting()
             case MasterDown():
                 self._reports.down(now)
+            case Pulled():
+                self._pulled(event)
             case Stalled(hung):
                 self._reports.stalled(hung)
             case RunnerFailed(rank, reason):
@@ -162,9 +179,10 @@ class Worker:
 
     def check(self) -> None:
         """Raises AssertionError unless the tables agree with each other."""
-        for rank in self._ranks:
-            rank.batcher.check()
+        for index, rank in enumerate(self._ranks):
+            rank.batcher.check(self.handovers.pages(index))
         self._attempts.check()
+        self.handovers.check(self._attempts)
         for attempt in self._attempts:
             assert attempt.streams
             assert attempt.told != attempt.generating
@@ -182,6 +200,7 @@ class Worker:
             "attempts": len(self._attempts),
             "frontends": self._attempts.num_frontends,
             "tombstones": len(self._graves),
+            "handovers": len(self.handovers),
             "unacked_reports": self._reports.num_unacked,
             "cache_version": self._reports.cache.version,
             "lockstep": self._card.lockstep,
@@ -252,6 +271,7 @@ class Worker:
             prompt_tokens=len(submit.prompt) // 4,
             accepted_at=now,
             deadline=now + submit.deadline_s,
+            handover=submit.handover,
         )
         choices = sequences(submit, rank.capacity)
         done = [seq for seq in choices if seq.num_output >= seq.limit > 0]
@@ -277,7 +297,8 @@ class Worker:
             self._out.append(RunStep(index, plan))
             if self._ranks[index].step_since is None:
                 self._ranks[index].step_since = now
-        for rank in self._ranks:
+        for index, rank in enumerate(self._ranks):
+            self._out += [transfer.command(index) for transfer in rank.batcher.take_pulls()]
             self._give_up_dropped(rank, now)
         self._out += self._reports.flush(
             now,
@@ -308,6 +329,13 @@ class Worker:
                 if attempt.first_step_at is None:
                     attempt.first_step_at = now - elapsed
         self._delivery.deliver(outcome.gains, now)
+        self._reports.changed()
+
+    def _pulled(self, event: Pulled) -> None:
+        if not event.ok:
+            self.stats.pulls_failed += 1
+            self._note("pull.failed", rank=event.rank, reason=event.reason)
+        self._ranks[event.rank].batcher.pulled(event.number, event.ok)
         self._reports.changed()
 
     def _runner_failed(self, index: int, reason: str, now: float) -> None:

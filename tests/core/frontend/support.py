@@ -8,7 +8,7 @@ from typing import TypeVar
 from rtp.core.commands import Command, Deliver, Send
 from rtp.core.events import Begin, Event, From, StreamUp, Tick
 from rtp.core.frontend.frontend import Frontend
-from rtp.core.messages import Grant, TokenRun, Tokens
+from rtp.core.messages import Grant, Place, TokenRun, Tokens
 from rtp.core.types import FrontendId, RequestId, SamplingParams, WorkerId, pack_ids
 
 C = TypeVar("C")
@@ -48,9 +48,19 @@ def a_grant(
     epoch: int = 1,
     number: int = 0,
     request_id: str = "r",
+    decode: Place | None = None,
 ) -> Grant:
     return Grant(
-        RequestId(request_id), attempt, number, worker_id, epoch, "127.0.0.1:1", 0, 0, 0.25
+        RequestId(request_id),
+        attempt,
+        number,
+        worker_id,
+        epoch,
+        "127.0.0.1:1",
+        0,
+        0,
+        0.25,
+        decode=decode,
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rtp.backends import sim
-from rtp.core.commands import Note, RunStep, Send
-from rtp.core.events import Event, From, FrontendUp, MasterUp, StepDone, Tick
+from rtp.core.commands import Note, Pull, RunStep, Send
+from rtp.core.events import Event, From, FrontendUp, MasterUp, Pulled, StepDone, Tick
 from rtp.core.hashing import block_hashes, namespace
 from rtp.core.messages import (
     Ack,
@@ -21,10 +21,12 @@ from rtp.core.messages import (
     Finished,
     FirstToken,
     Now,
+    Place,
     Poll,
     Register,
     Rejected,
     Snapshot,
+    Source,
     Status,
     Submit,
     Tokens,
@@ -124,6 +126,7 @@ class Rig:
         master: bool = True,
         auto_ack: bool = True,
         make: type[Worker] = Worker,
+        role: Role = Role.FUSION,
         sim_params: dict[str, Any] | None = None,
         lockstep: bool = False,
         **worker_params: Any,
@@ -138,7 +141,7 @@ class Rig:
             worker_id=WorkerId("w"),
             epoch=7,
             address="127.0.0.1:1",
-            role=Role.FUSION,
+            role=role,
             ranks=ranks,
             kv_total=(capacity.num_blocks * capacity.block_size,) * ranks,
             block_size=capacity.block_size,
@@ -165,6 +168,11 @@ class Rig:
         self.rejected: list[Rejected] = []
         self.frames: list[Tokens] = []
         self.notes: list[Note] = []
+        self.sources: dict[tuple[str, int, int], Source] = {}
+        self.pulls: list[Pull] = []
+        self.pull: Callable[[Pull], bool] = lambda command: True
+        """How a transfer ends that was begun."""
+        self.pull_s = 0.01
         self.grants = [0] * ranks
         self.submitted: list[Submit] = []
         self._events: list[tuple[float, int, Event]] = []
@@ -193,6 +201,8 @@ class Rig:
         deadline_s: float = 600.0,
         number: int | None = None,
         group: tuple[int, int] = (-1, 1),
+        handover: Place | None = None,
+        sources: dict[int, Source] | None = None,
         **sampling: Any,
     ) -> Submit:
         """Sends a Submit now and returns it. group: id and size of its grant round."""
@@ -210,12 +220,15 @@ class Rig:
             namespace=SEED,
             sampling=SamplingParams(max_tokens=max_tokens, **({"temperature": 0.0} | sampling)),
             choices=tuple(
-                ChoiceState(choice, pack_ids((outputs or {}).get(choice, [])))
+                ChoiceState(
+                    choice, pack_ids((outputs or {}).get(choice, [])), (sources or {}).get(choice)
+                )
                 for choice in range(n)
             ),
             deadline_s=deadline_s,
             group_id=group[0],
             group_size=group[1],
+            handover=handover,
         )
         for state in message.choices:
             key = (request_id, attempt, state.choice)
@@ -299,6 +312,10 @@ class Rig:
                     self.steps.append((start, rank, plan))
                     self._busy_until[rank] = start + result.elapsed_s
                     self.later(self._busy_until[rank] - self.now, StepDone(rank, result))
+                case Pull():
+                    self.pulls.append(command)
+                    ended = Pulled(command.rank, command.number, self.pull(command))
+                    self.later(self.pull_s, ended)
                 case Send("master", message):
                     if not self.lose(message) and self.master.receive(message):
                         self.later(0.0, From("master", self.master.poll()))
@@ -331,9 +348,12 @@ class Rig:
                 assert self.finishes.setdefault(key, run.finish) == run.finish
                 self.stop_tokens[key] = run.stop_token
             self.cached[key] = max(self.cached.get(key, 0), run.cached_tokens)
+            if run.source is not None:
+                self.sources[key] = run.source
             if run.prompt_logprobs:
                 self.prompt_logprobs[run.request_id, run.attempt] = run.prompt_logprobs
-            next_index = -1 if run.finish else len(got)
+            ended = run.finish and run.finish != "handover"
+            next_index = -1 if ended else len(got)
             acks.append(AckItem(run.request_id, run.attempt, run.choice, next_index))
         if self.auto_ack:
             self.later(0.001, From(F, Ack(tuple(acks))))
