@@ -128,6 +128,32 @@ async def test_a_frontend_learns_the_term_asks_and_is_answered_in_order():
         assert not master.links.send("f2", GRANT)
 
 
+class Counting:
+    """A transport whose writes are counted."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.transport, self.sizes = transport, []
+
+    def write(self, data: bytes) -> None:
+        self.sizes.append(len(data))
+        self.transport.write(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.transport, name)
+
+
+async def test_all_answers_of_a_turn_leave_in_one_write():
+    async with a_master() as master, a_frontend(master.address) as frontend:
+        await frontend.core.got(MasterUp)
+        link = master.links._links["f1"]
+        counting = link._transport = Counting(link._transport)
+        for turn in range(2):
+            for _ in range(20):
+                master.links.send("f1", GRANT)
+            await frontend.core.got(From, count=20 * (turn + 1))
+        assert counting.sizes == [20 * len(frame(GRANT))] * 2
+
+
 async def test_what_leaves_or_is_asked_while_down_is_told_as_events_only():
     async with a_master() as master:
         async with a_frontend(master.address) as frontend:
