@@ -144,7 +144,7 @@ class Counting:
 
 async def test_all_answers_of_a_turn_leave_in_one_write():
     async with a_master() as master, a_frontend(master.address) as frontend:
-        await frontend.core.got(MasterUp)
+        await master.core.got(FrontendUp)
         link = master.links._links["f1"]
         counting = link._transport = Counting(link._transport)
         for turn in range(2):
