@@ -67,7 +67,7 @@ class FrontendServer:
         self._listener = listen(config.host, config.port)
         self._runner = make_runner(self.api.app(ready=self.ready))
         self._watch = LoopWatch(self.api.loop.driver.times)
-        self.metrics.watch(loop=self.api.loop.driver.times)
+        self.metrics.watch(loop=self.api.loop.driver.times, master=lambda: self.client.connected)
 
     def ready(self) -> bool:
         """The Master is there and has a model that can be served."""

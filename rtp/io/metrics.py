@@ -165,11 +165,16 @@ class Metrics:
         self._events.labels(event).inc()
 
     def watch(
-        self, overview: Callable[[], Overview] | None = None, loop: LoopTimes | None = None
+        self,
+        overview: Callable[[], Overview] | None = None,
+        loop: LoopTimes | None = None,
+        master: Callable[[], bool] | None = None,
     ) -> None:
-        """Sources read at scrape time: the cluster as the Master sees it, the loop's own times."""
+        """Sources read at scrape time: the cluster as the Master sees it, the loop's own times,
+        whether a Master elsewhere is there."""
         self._facts.overview = overview or self._facts.overview
         self._facts.loop = loop or self._facts.loop
+        self._facts.master = master or self._facts.master
 
     def text(self) -> bytes:
         """The exposition, text format 0.0.4."""

@@ -33,12 +33,16 @@ class Facts(Collector):
     def __init__(self) -> None:
         self.overview: Callable[[], Overview] | None = None
         self.loop: LoopTimes | None = None
+        self.master: Callable[[], bool] | None = None
 
     def collect(self) -> Iterator[Metric]:
         if self.overview is not None:
             yield from _cluster(self.overview())
         if self.loop is not None:
             yield from _loop(self.loop)
+        if self.master is not None:
+            text = "Whether the Master can be reached"
+            yield GaugeMetricFamily("rtp_master_connected", text, value=self.master())
 
 
 class WithAliases(Collector):

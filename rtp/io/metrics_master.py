@@ -19,6 +19,14 @@ GAUGES: dict[Path, tuple[str, str]] = {
         "rtp_arriving_blocks",
         "Blocks that granted requests bring to their ranks, until these are settled",
     ),
+    ("frontends",): (
+        "rtp_frontends",
+        "Who may ask: frontends here and apart, and POST /v1/schedule",
+    ),
+    ("queue", "early"): (
+        "rtp_early_requests",
+        "Requests that wait for a first worker of their model, soon after the Master's start",
+    ),
     ("tenants", "accounts"): ("rtp_tenant_accounts", "Tenants with an account"),
 }
 COUNTERS: dict[Path, tuple[str, str]] = {

@@ -35,10 +35,12 @@ async def test_clients_are_served_by_the_frontend_and_not_by_the_master():
             assert (await client.get("/health"))[0] == 200
             assert [m["id"] for m in (await client.get("/v1/models"))[1]["data"]] == ["sim"]
             assert (await client.stream([5, 6, 7], max_tokens=9)).done
-            assert (await client.get("/metrics"))[0] == 200
+            assert "\nrtp_master_connected 1.0\n" in (await client.get("/metrics"))[1]
         async with Client(cluster.master.url, "sim") as client:
             assert (await client.get("/health"))[0] == 200
             assert (await client.get("/dashboard/data.json"))[0] == 200
+            # Its frontend apart, and what answers POST /v1/schedule.
+            assert "\nrtp_frontends 2.0\n" in (await client.get("/metrics"))[1]
             assert (await client.get("/v1/models"))[0] == 404
             assert (await client.post("/v1/completions", prompt=[5]))[0] == 404
         await settled(cluster)
@@ -74,6 +76,7 @@ async def test_streams_run_on_without_a_master_and_requests_wait_for_it():
         assert not cluster.apart.ready()
         async with Client(cluster.url, "sim") as client:
             assert (await client.get("/health"))[0] == 503
+            assert "\nrtp_master_connected 0.0\n" in (await client.get("/metrics"))[1]
             assert (await client.get("/live"))[0] == 200
         waiting = [asyncio.create_task(run(cluster, 10 + i, 40)) for i in range(4)]
         impatient = await run(cluster, 20, 40, timeout_s=0.3)

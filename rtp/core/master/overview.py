@@ -40,6 +40,7 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
             "tokens": sum(pool.window.num_tokens for pool in pools),
             "held": sum(pool.window.num_held for pool in pools),
             "service_s": sum(pool.window.service_s for pool in pools),
+            "early": len(master.intake.early),
         },
         "models": {pool.model: _pool(pool) for pool in pools},
         "workers": {member.worker_id: _member(master, member, now) for member in members},

@@ -21,6 +21,7 @@ def test_an_ask_waits_for_a_first_worker_and_keeps_its_deadline():
     request = fleet.ask(range(40), deadline_s=4.0)
     assert fleet.sent(Refuse) == []
     assert not fleet.master.idle()
+    assert fleet.master.overview(fleet.now)["queue"]["early"] == 1
     fleet.now += 1.5
     fleet.add("w0")
     (grant,) = fleet.sent(Grant)
