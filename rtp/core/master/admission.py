@@ -134,6 +134,9 @@ class Admission:
         reason = "the queue is full, and this tenant has more than its share of it"
         return self._refuse(ask, "queue_share", 429, FULL, reason, _retry_s(drain_s))
 
+    def limits_ttft(self, ask: Ask) -> bool:
+        return self._ttft_limit_s is not None or ask.ttft_timeout_s is not None
+
     def too_late(self, ask: Ask, ttft_s: float, drain_s: float) -> Refuse | None:
         """ttft_s: predicted seconds until its first token."""
         limits = [x for x in (self._ttft_limit_s, ask.ttft_timeout_s) if x is not None]

@@ -7,7 +7,7 @@ from math import inf
 
 from rtp.core.master.tenants import Charge
 from rtp.core.messages import Grant
-from rtp.core.types import FrontendId, Hashes
+from rtp.core.types import FrontendId
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,6 @@ class Booking:
     model: str
     tenant: str
     choices: int
-    hashes: Hashes
     new_tokens: int
     """Prompt tokens to compute; charged until seen."""
     reserved_tokens: int
@@ -28,6 +27,9 @@ class Booking:
     prefill_s: float
     granted_at: float
     arrival: float
+    arriving: bytes = b""
+    """Keys, 64 bits each, of the blocks that count as arriving on the rank. Bytes, for a list of
+    cold numbers slows the garbage collector down."""
     open: bool = True
     seen: bool = False
     first_token: bool = False

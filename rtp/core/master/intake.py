@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from rtp.core.commands import Command, Note, Send
-from rtp.core.hashing import low64
 from rtp.core.master.admission import Admission
 from rtp.core.master.early import Early
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.limits import Limits
+from rtp.core.master.matches import Matches
 from rtp.core.master.placement import reusable
 from rtp.core.master.pool import Pool
-from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.tenants import Tenants
 from rtp.core.master.totals import Totals
@@ -30,7 +29,7 @@ class Intake:
     def __init__(
         self,
         ranks: Ranks,
-        prefix_map: PrefixMap,
+        matches: Matches,
         ledger: Ledger,
         fleet: Fleet,
         admission: Admission,
@@ -41,7 +40,7 @@ class Intake:
         self.waiting: dict[RequestId, Waiting] = {}
         self.early = early
         self._ranks = ranks
-        self._map = prefix_map
+        self._matches = matches
         self._ledger = ledger
         self._fleet = fleet
         self._admission = admission
@@ -151,7 +150,7 @@ class Intake:
         if refusal is not None:
             return _refused(ask, refusal)
         cached = min(
-            self._map.match(low64(ask.hashes)).best * pool.block_size,
+            self._matches.of(ask.hashes).best * pool.block_size,
             reusable(ask.num_tokens, pool.block_size),
         )
         uncached = ask.num_tokens - cached

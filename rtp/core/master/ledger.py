@@ -7,6 +7,7 @@ arriving. (What ends those that nobody submits: external.py.)
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from math import inf
 
@@ -36,7 +37,7 @@ class Ledger:
         """External bookings by the time something is to be done about them."""
         self._bookings: dict[RequestId, Booking] = {}
         self._leases: deque[tuple[float, Booking]] = deque()
-        self._lingering: deque[tuple[float, int, Hashes]] = deque()
+        self._lingering: deque[tuple[float, int, bytes]] = deque()
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -48,9 +49,11 @@ class Ledger:
             return None
         return booking
 
-    def charge(self, booking: Booking) -> None:
+    def charge(self, booking: Booking, hashes: Hashes, held: int) -> None:
+        """hashes: of the prompt, of which `held` leading blocks matched on the rank."""
         self._ranks.charge(booking)
-        self._map.arrive(booking.row, booking.hashes)
+        arriving = self._map.arrive(booking.row, hashes, held)
+        booking.arriving = array("Q", arriving).tobytes()
         self._bookings[booking.grant.request_id] = booking
         if booking.external:
             self.external.set(booking, min(booking.lease_ends, self._ranks.busy_until[booking.row]))
@@ -62,9 +65,9 @@ class Ledger:
         is charged for it in the end; none for an attempt that failed."""
         self._end(booking, used, now)
         if done:
-            self._lingering.append((now + LINGER_S, booking.row, booking.hashes))
+            self._lingering.append((now + LINGER_S, booking.row, booking.arriving))
         else:
-            self._map.settle(booking.row, booking.hashes)
+            self._map.settle(booking.row, _keys(booking.arriving))
 
     def release_rows(self, rows: IntArray, now: float) -> int:
         """The worker is gone: its bookings end, its keys are masked. Returns how many ended."""
@@ -94,8 +97,8 @@ class Ledger:
 
     def settle_lingering(self, now: float) -> None:
         while self._lingering and self._lingering[0][0] <= now:
-            _, row, hashes = self._lingering.popleft()
-            self._map.settle(row, hashes)
+            _, row, arriving = self._lingering.popleft()
+            self._map.settle(row, _keys(arriving))
 
     @property
     def next_due(self) -> float:
@@ -124,3 +127,8 @@ class Ledger:
     @staticmethod
     def _settled(booking: Booking) -> bool:
         return booking.seen or not booking.open
+
+
+def _keys(arriving: bytes) -> list[int]:
+    keys: list[int] = memoryview(arriving).cast("Q").tolist()
+    return keys

@@ -31,9 +31,11 @@ class Limits:
         gates, standing = self._gates, pool.window.shares.find(ask.tenant)
         if not gates.limits:
             return None
-        terms, drain_s = self._tenants.terms(ask.tenant), self._drain_s(ask, pool, standing, now)
-        refusal = gates.tenant_queue(ask, terms, standing.num_waiting if standing else 0, drain_s)
-        gate = self._excess(pool, uncached)
+        terms, gate = self._tenants.terms(ask.tenant), self._excess(pool, uncached)
+        num_waiting = standing.num_waiting if standing else 0
+        told = gate or terms.max_waiting is not None or gates.limits_ttft(ask)
+        drain_s = self._drain_s(ask, pool, standing, now) if told else 0.0  # looks at every rank
+        refusal = gates.tenant_queue(ask, terms, num_waiting, drain_s)
         if refusal is None and gate and not self._under_share(ask, pool, uncached, standing):
             refusal = gates.queue_full(ask, gate, drain_s)
         if refusal is None:

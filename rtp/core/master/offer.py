@@ -14,6 +14,11 @@ from rtp.core.policy import Candidates
 from rtp.core.types import BoolArray, FloatArray, IntArray
 
 Column = np.ndarray[Any, Any]
+VIEWED = frozenset(Candidates.__dataclass_fields__) - {
+    *("rank_ids", "matched_tokens", "host_tokens", "best_tokens", "affine")
+}
+"""Columns that the view has under the same name."""
+_put = object.__setattr__  # a policy cannot
 
 
 class Offer(Candidates):
@@ -42,35 +47,32 @@ class Offer(Candidates):
         affine_row: int,
     ) -> None:
         """offered: [R] of view.rows. matched: [R] tokens of `match` on device, at most `most`."""
-        at = None if offered.all() else offered.nonzero()[0]
-        self._put("_view", view)
-        self._put("_at", at)
-        self._put("_match", match)
-        self._put("_most", most)
-        self._put("_block_size", block_size)
-        self._put("_affine_row", affine_row)
-        self._put("matched_tokens", column := self._of(matched))
-        column.flags.writeable = False
+        whole = np.count_nonzero(offered) == len(offered)
+        _put(self, "_view", view)
+        _put(self, "_at", None if whole else offered.nonzero()[0])
+        _put(self, "_match", match)
+        _put(self, "_most", most)
+        _put(self, "_block_size", block_size)
+        _put(self, "_affine_row", affine_row)
+        _put(self, "matched_tokens", self._of(matched))
 
     def __getattr__(self, name: str) -> Any:  # Any: best_tokens is a number
         """A column that was not read yet."""
         column: Column | float
-        match name:
-            case "rank_ids":
-                column = self._of(self._view.rows)
-            case "host_tokens":
-                column = self._tokens(self._match.host)
-            case "best_tokens":
-                column = float(min(self._match.best * self._block_size, self._most))
-            case "affine":
-                column = self.rank_ids == self._affine_row
-            case _ if name in Candidates.__dataclass_fields__:
-                column = self._of(getattr(self._view, name))
-            case _:
-                raise AttributeError(name)
-        if isinstance(column, np.ndarray):
-            column.flags.writeable = False
-        self._put(name, column)
+        if name in VIEWED:
+            column = self._of(getattr(self._view, name))
+        elif name == "rank_ids":
+            column = self._of(self._view.rows)
+        elif name == "host_tokens":
+            held = self._of(self._view.at.of(self._match.host))
+            column = _frozen(np.minimum(held * self._block_size, self._most))
+        elif name == "best_tokens":
+            column = float(min(self._match.best * self._block_size, self._most))
+        elif name == "affine":
+            column = _frozen(self.rank_ids == self._affine_row)
+        else:
+            raise AttributeError(name)
+        _put(self, name, column)
         return column
 
     def __len__(self) -> int:
@@ -101,11 +103,10 @@ class Offer(Candidates):
         """Whether this candidate takes it now."""
         return bool(self._view.ready.item(index if self._at is None else self._at.item(index)))
 
-    def _tokens(self, blocks: FloatArray) -> FloatArray:
-        return np.minimum(self._of(self._view.at.of(blocks)) * self._block_size, self._most)
-
     def _of(self, column: npt.NDArray[Item]) -> npt.NDArray[Item]:
-        return column.view() if self._at is None else column.take(self._at)
+        return _frozen(column[:] if self._at is None else column.take(self._at))
 
-    def _put(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+
+def _frozen(column: npt.NDArray[Item]) -> npt.NDArray[Item]:
+    column.setflags(write=False)
+    return column

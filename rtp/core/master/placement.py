@@ -15,16 +15,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 
 import msgspec
 import numpy as np
 
-from rtp.core.hashing import low64
+from rtp.core.master.matches import Matches
 from rtp.core.master.offer import Offer
 from rtp.core.master.predictor import RankPredict
-from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
 from rtp.core.messages import Ask
@@ -56,8 +54,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the policy did wrong, if it was not the same as the last time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True, gc=False):
     """One of the best candidates, and its numbers."""
 
     place: tuple[WorkerId, int]
@@ -67,13 +64,12 @@ class Reason:
     prefill_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Reasons:
+class Reasons(msgspec.Struct, frozen=True, gc=False):
     """Why a request went where it did: the best candidates, the chosen one first."""
 
     number: int
     at: float
-    best: list[Reason]
+    best: tuple[Reason, ...]
     num_candidates: int
     fallback: str
 
@@ -84,14 +80,14 @@ class Placement:
     def __init__(
         self,
         routing: Routing,
-        prefix_map: PrefixMap,
+        matches: Matches,
         place_of: Callable[[int], tuple[WorkerId, int]],
         kept: int,
     ) -> None:
         self._place_of = place_of
         self._routing = routing
         self._holds = bool(getattr(routing, "holds", False))
-        self._map = prefix_map
+        self._matches = matches
         self._kept = kept
         self._reasons: OrderedDict[RequestId, Reasons] = OrderedDict()
         self.num_decisions = 0
@@ -117,12 +113,12 @@ class Placement:
         """
         self.num_looks += 1
         ask = waiting.ask
-        match = self._map.match(low64(ask.hashes))
+        match = self._matches.of(ask.hashes)
         most = reusable(ask.num_tokens, block_size)
         matched = np.minimum(view.at.of(match.device) * block_size, most)
         fits = allowed & (view.room >= (ask.num_tokens + ask.n * expected_output) - matched)
         ready = fits & view.ready
-        if not ready.any():
+        if not np.count_nonzero(ready):
             return None
         offered = fits & (view.ready | view.worth_a_wait) if self._holds else ready
         offer = Offer(
@@ -179,7 +175,7 @@ class Placement:
         else:
             if scores.shape != (len(offer),):
                 reason = f"returned shape {scores.shape}, not {(len(offer),)}"
-            elif np.isnan(scores.max()):
+            elif isnan(scores.item(scores.argmax())):
                 reason = "returned NaN"
             else:
                 return scores, ""
@@ -209,7 +205,9 @@ class Placement:
             top.append(Reason(place, score, cached, offer.wait_s.item(index), prefill_s))
             scores[index] = -inf
         self._reasons.pop(ask.request_id, None)
-        self._reasons[ask.request_id] = Reasons(self.num_decisions, now, top, len(scores), fallback)
+        self._reasons[ask.request_id] = Reasons(
+            self.num_decisions, now, tuple(top), len(scores), fallback
+        )
         self.num_decisions += 1
         if len(self._reasons) > self._kept:
             self._reasons.popitem(last=False)

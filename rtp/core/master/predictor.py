@@ -55,6 +55,7 @@ class RankPredict:
         """coefficients: [6, R], or [6, 1] where all `num_ranks` have the same."""
         self._coefficients = coefficients
         self._num_ranks = num_ranks or coefficients.shape[1]
+        self._one = coefficients[:3, 0].tolist() if coefficients.shape[1] == 1 else None
 
     def prefill_s(self, new: FloatArray, cached: FloatArray) -> FloatArray:
         return self._column(prefill_seconds(self._coefficients, new, cached), new, cached)
@@ -64,13 +65,15 @@ class RankPredict:
 
     def prefill_of(self, index: int, new: float, cached: float) -> float:
         """For one of the ranks."""
-        at = index if self._coefficients.shape[1] > 1 else 0
-        a, b, c = self._coefficients[:3, at].tolist()
+        if self._one is None:
+            a, b, c = self._coefficients[:3, index].tolist()
+        else:
+            a, b, c = self._one
         return float(a + new * (b + c * (cached + 0.5 * new)))
 
     def _column(self, seconds: FloatArray, *given: FloatArray) -> FloatArray:
         """A number is a column of itself."""
-        if any(np.ndim(argument) for argument in given):
+        if isinstance(given[0], np.ndarray) or isinstance(given[1], np.ndarray):
             return seconds
         return np.broadcast_to(seconds, (self._num_ranks,))
 

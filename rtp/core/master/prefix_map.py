@@ -55,6 +55,8 @@ class PrefixMap:
         self.max_blocks = max_blocks
         self.num_blocks = 0
         """Keys in the map, those of dead lives that sweep has not reached included."""
+        self.version = 0
+        """Goes up with whatever may change a match."""
         self.num_refused = 0
         """Keys that did not fit, ever."""
         self._shards: list[dict[int, OwnerSet]] = [{} for _ in range(NUM_SHARDS)]
@@ -96,19 +98,27 @@ class PrefixMap:
         """Whether each block this rank holds (on device; on device or host) has its whole prefix
         there too, because tails leave first. Where all owners promise, a match jumps instead of
         walking. Holds until drop_rank; no promise before."""
+        self.version += 1
         self._bits.promise(rank, prefix_closed)
 
     # ---------------------------------------------------------------- what the Master expects
 
-    def arrive(self, rank: int, hashes: Hashes | Sequence[int]) -> None:
-        """A granted request will compute these blocks on the rank; settle each call once.
+    def arrive(self, rank: int, hashes: Hashes | Sequence[int], held: int = 0) -> list[int]:
+        """A granted request will compute these blocks on the rank. Returns keys; settle them once.
 
         Pass the prompt's hashes from block 0 on, so that a promised holding stays prefix-closed.
+        held: leading blocks that matched there. Of those only what is still arriving counts once
+        more; what the rank has needs nobody's promise.
         """
         pending, confirmed = self._pending[rank], self._confirmed[rank]
+        keys = _keys(hashes)
+        counted = [key for key in keys[:held] if key in pending] if pending else []
+        for key in counted:
+            pending[key] += 1
         bit = self._bits.of(rank)
         new = []
-        for key in _keys(hashes):
+        for key in keys[held:]:
+            counted.append(key)
             if key in pending:
                 pending[key] += 1
                 continue
@@ -118,8 +128,9 @@ class PrefixMap:
             else:
                 pending[key] = 1
                 new.append(key)
-        for key in self._set(new, rank, Tier.DEVICE):
+        for key in self._set(new, rank, Tier.DEVICE) if new else ():
             del pending[key]
+        return counted
 
     def settle(self, rank: int, hashes: Hashes | Sequence[int]) -> None:
         """Takes back one arrival of each block; blocks neither confirmed nor still awaited go.
@@ -250,6 +261,7 @@ class PrefixMap:
         old: OwnerSet | None = None
         new = alone
         refused = []
+        self.version += 1
         for key in keys:
             shard = shards[key >> SHIFT]
             owners = shard.get(key)
@@ -272,6 +284,7 @@ class PrefixMap:
         alone = self._alone[rank][tier]
         if alone is None:
             return  # nothing was added in this life
+        self.version += 1
         shards = self._shards
         old: OwnerSet | None = None
         new = alone
@@ -293,6 +306,7 @@ class PrefixMap:
                 shard[key] = new
 
     def _retire(self, rank: int) -> None:
+        self.version += 1
         self._bits.retire(rank)
         self._alone[rank] = [None] * len(Tier)
 

@@ -221,7 +221,6 @@ class Rounds:
             model=ask.model,
             tenant=ask.tenant,
             choices=ask.n,
-            hashes=ask.hashes,
             new_tokens=choice.new_tokens,
             reserved_tokens=expected,
             prefill_s=choice.prefill_s,
@@ -231,7 +230,7 @@ class Rounds:
             lease_ends=now + ask.lease_s if ask.lease_s > 0 else inf,
             charge=waiting.charge,
         )
-        self._ledger.charge(booking)
+        self._ledger.charge(booking, ask.hashes, choice.matched_tokens // pool.block_size)
         self._affinity.remember(ask.tenant, ask.chat_id, member.worker_id, rank, now)
         note = Note(
             "request.placed",

@@ -147,10 +147,14 @@ class Window:
             overdue = self.oldest_overdue(now)
             if overdue is not None:
                 return overdue
-        score = (now - self._arrival) * self._urgency
-        score[~(self._eligible & (self._need <= room))] = -1.0
-        top = score.max()
-        return self._earliest(score == top) if top >= 0 else None
+        among = self._eligible if room == np.inf else self._eligible & (self._need <= room)
+        score = np.where(among, (now - self._arrival) * self._urgency, -1.0)
+        first = int(score.argmax())
+        top = score.item(first)
+        if top < 0:
+            return None
+        ties = score == top
+        return self._slots[first] if np.count_nonzero(ties) == 1 else self._earliest(ties)
 
     def _best_of_shares(self, now: float, room: float) -> Waiting | None:
         """The best of the tenant that was served least for its weight, of those with one that can
@@ -183,7 +187,7 @@ class Window:
 
     def oldest_overdue(self, now: float) -> Waiting | None:
         overdue = self._eligible & (now - self._arrival > self._limit)
-        return self._earliest(overdue) if overdue.any() else None
+        return self._earliest(overdue) if np.count_nonzero(overdue) else None
 
     def overdue(self, waiting: Waiting, now: float) -> bool:
         return bool(now - waiting.arrival > self._limit[waiting.slot])

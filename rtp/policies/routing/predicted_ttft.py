@@ -37,15 +37,18 @@ class PredictedTtft:
         seconds."""
         c, cached = candidates, candidates.matched_tokens
         prefill_s = predict.prefill_s(query.num_tokens - cached, cached)
-        tokens = np.full(len(cached), float(query.num_tokens))
-        alone_s = predict.decode_s(np.ones(len(cached)), tokens)
+        tokens = np.full(1, float(query.num_tokens))
+        alone_s = predict.decode_s(np.ones(1), tokens)
         # Whatever waits there to prefill will decode beside this request, too.
         beside_s = predict.decode_s(
             c.num_requests + 1, c.context_tokens + c.prefill_tokens + tokens
         )
-        step_s = np.where(c.decode_rows > 0, predict.decode_s(c.decode_rows, c.context_tokens), 0.0)
-        excess_s = query.expected_output * (beside_s - alone_s) + c.decode_rows * prefill_s
-        return -(c.wait_s + step_s + (1 + self.lam) * prefill_s + self.excess * excess_s)
+        cost_s, excess_s = c.wait_s, query.expected_output * (beside_s - alone_s)
+        if np.count_nonzero(c.decode_rows):
+            step_s = predict.decode_s(c.decode_rows, c.context_tokens)
+            cost_s = cost_s + np.where(c.decode_rows > 0, step_s, 0.0)
+            excess_s += c.decode_rows * prefill_s
+        return -(cost_s + (1 + self.lam) * prefill_s + self.excess * excess_s)
 
 
 def build(lam: float = LAM, excess: float = EXCESS) -> Routing:

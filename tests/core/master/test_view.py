@@ -26,7 +26,7 @@ def a_booking(ranks: Ranks, row: int, new_tokens: int) -> Booking:
     number = int(ranks.next_number[row])
     grant = Grant(RequestId(f"{row}-{number}"), 1, number, WorkerId("w"), 1, "a", row, 0, 0.25)
     return Booking(
-        grant, row, FrontendId("f"), "m", "", 1, b"", new_tokens, 16, 1e-5 * new_tokens, NOW, NOW
+        grant, row, FrontendId("f"), "m", "", 1, new_tokens, 16, 1e-5 * new_tokens, NOW, NOW
     )
 
 
