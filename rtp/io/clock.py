@@ -24,7 +24,8 @@ class LoopTimes:
 
     turns: int = 0
     cpu_s: float = 0.0
-    """Own CPU of all turns: preemption is not in it (see wall excursions with little own CPU)."""
+    """The thread's CPU from the first input of each turn to the end of its decisions: preemption is
+    not in it (see wall excursions with little own CPU)."""
     max_turn_cpu_s: float = 0.0
     samples: int = 0
     late_s: float = 0.0

@@ -63,19 +63,19 @@ class Driver:
         self._tick: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._turn_cpu_s = 0.0
+        self._began = 0.0
         self._closed = False
 
     def tell(self, event: Event) -> None:
         """Hands the core an event now; the Tick of this turn follows when all input is in."""
         if self._closed:
             return
+        if self._tick is None:
+            # Input callbacks of this turn are already queued ahead of this one.
+            self._begin_turn()
         self._inbox.append(event)
         if not self._busy:
             self._run()
-        if self._tick is None:
-            # Input callbacks of this turn are already queued ahead of this one.
-            self._tick = self._loop.call_soon(self._end_turn)
 
     def close(self) -> None:
         """No event reaches the core any more."""
@@ -84,8 +84,11 @@ class Driver:
             if handle is not None:
                 handle.cancel()
 
+    def _begin_turn(self) -> None:
+        self._began = time.thread_time()
+        self._tick = self._loop.call_soon(self._end_turn)
+
     def _run(self) -> None:
-        start = time.thread_time()
         self._busy = True
         try:
             while self._inbox:
@@ -97,14 +100,12 @@ class Driver:
                     self._on_fault(error)
         finally:
             self._busy = False
-            self._turn_cpu_s += time.thread_time() - start
 
     def _end_turn(self) -> None:
-        self._tick = None
+        self._tick, began = None, self._began
         self._inbox.append(TICK)
         self._run()
-        self.times.turn(self._turn_cpu_s)
-        self._turn_cpu_s = 0.0
+        self.times.turn(time.thread_time() - began)  # a system call: not one per event
         self._after_turn()
         if self._faulty:
             # A Tick that fails may leave its deadline where it was: no busy loop of failures.
@@ -118,7 +119,7 @@ class Driver:
         if deadline is None:
             return
         if deadline <= now():
-            self._tick = self._loop.call_soon(self._end_turn)
+            self._begin_turn()
         else:
             self._arm_at(deadline)
 
@@ -134,4 +135,4 @@ class Driver:
     def _timer_fired(self) -> None:
         self._timer = None
         if self._tick is None and not self._closed:
-            self._tick = self._loop.call_soon(self._end_turn)
+            self._begin_turn()

@@ -15,6 +15,7 @@ from rtp.core.commands import Command, Dial, HangUp, Note, Send
 from rtp.core.errors import ProtocolError
 from rtp.core.events import Event, From, FrontendUp, LinkDown, LinkUp
 from rtp.core.messages import (
+    STATUS_COLUMNS,
     Ask,
     AskMessage,
     Cancel,
@@ -38,6 +39,7 @@ from rtp.io.worker_link import Links
 
 CARD_RETRY_S = 1.0
 MAX_REGISTERS = 4096
+STATUS_ROW_BYTES = 8 * len(STATUS_COLUMNS)
 
 
 class MasterCore(Core, Protocol):
@@ -187,8 +189,8 @@ class MasterLoop:
         """What a worker says must fit what it registered. Raises ProtocolError, which costs its
         link."""
         match message:
-            case Status(worker_id=worker_id):
-                if len(message.columns()) != self._registers[worker_id].ranks:
+            case Status(worker_id=worker_id, table=table):
+                if len(table) != self._registers[worker_id].ranks * STATUS_ROW_BYTES:
                     raise ProtocolError("a Status has one row per rank")
             case (
                 Delta(worker_id=worker_id, changes=changes)

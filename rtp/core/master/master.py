@@ -153,8 +153,10 @@ class Master:
         if handler is None:
             return []
         out = handler(event, now)
-        if self._due_now is None and any(pool.wants_round for pool in self.fleet.pools.values()):
-            self._due_now = now
+        if self._due_now is None:
+            for pool in self.fleet.pools.values():
+                if pool.wants_round:
+                    self._due_now = now
         return out
 
     def next_deadline(self) -> float | None:

@@ -33,17 +33,19 @@ class Calls:
 
 
 def calls_per_decision(num_ranks: int) -> float:
-    """Of an Ask and the Tick that grants it, among idle ranks of which each fourth has the head."""
+    """Of an Ask and the Tick that grants it, among idle ranks some of which have the head; the rest
+    of each prompt is its own."""
     fleet = Fleet(check=False, max_ranks=2048)
     for i in range(num_ranks // 8):
         worker = fleet.add(f"w{i:03d}", ranks=8)
         if i % 4 == 0:
             fleet.store(worker, hashes_of(range(512)), rank=i % 8)
-    for _ in range(3):
-        fleet.ask(range(600))
+    prompts = [[*range(512), *range(start, start + 88)] for start in range(1000, 14_000, 1000)]
+    for prompt in prompts[:3]:
+        fleet.ask(prompt)
     with Calls() as calls:
-        for i in range(10):
-            fleet.ask([*range(600), i])
+        for prompt in prompts[3:]:
+            fleet.ask(prompt)
     assert len(fleet.grants()) == 13
     return calls.num / 10
 
