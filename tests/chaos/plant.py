@@ -126,7 +126,12 @@ class Plant:
             for _ in range(shape.ranks)
         ]
         card = a_register(
-            worker_id, epoch, runners, profile=(), max_batch_tokens=shape.max_batch_tokens
+            worker_id,
+            epoch,
+            runners,
+            profile=(),
+            max_batch_tokens=shape.max_batch_tokens,
+            lockstep=shape.lockstep,
         )
         core = Worker(
             card,

@@ -5,7 +5,7 @@ Everything is drawn from one Random before time starts: a seed repeats, whatever
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -59,6 +59,7 @@ class Shape:
     max_attempts: int
     hang: float
     """Share of steps that take a hundred times as long."""
+    lockstep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class Scenario:
 
 def make_scenario(seed: int) -> Scenario:
     random = Random(seed)
-    shape = _shape(random)
+    shape = _in_groups(_shape(random), Random(f"{seed} groups"))
     quiet_times = random.random() < 0.15
     trouble = Trouble(0.0005, 0.0, 0.0)
     faults: tuple[Fault, ...] = ()
@@ -175,6 +176,13 @@ def _shape(random: Random) -> Shape:
         max_attempts=random.choice([3, 64, 64]),
         hang=random.choice([0.0, 0.0, 0.0, 0.01]),
     )
+
+
+def _in_groups(shape: Shape, random: Random) -> Shape:
+    """One in five has workers whose ranks step together; all else is as it would be without."""
+    if random.random() < 0.8:
+        return shape
+    return replace(shape, ranks=random.randint(2, 4), lockstep=True)
 
 
 def _faults(random: Random) -> tuple[Fault, ...]:
