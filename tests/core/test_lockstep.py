@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+
 from rtp.backends import sim
-from rtp.core.types import RequestId
-from tests.support.cluster import a_cluster, a_request
+from rtp.core.master import window
+from rtp.core.types import BoolArray, FloatArray, IntArray, RequestId
+from tests.support.cluster import Planned, a_cluster, a_request, random_tokens
 from tests.support.oracles import expected_choices
 
 
@@ -42,3 +49,58 @@ def test_requests_end_right():
     cluster.pass_time(1.0)
     assert all(worker.idle() for worker in cluster.workers.values())
     assert cluster.master.idle()
+
+
+# ---------------------------------------------------------------- length grouping
+
+
+def mixed(count: int, rate: float, seed: int) -> list[Planned]:
+    """Prompts of about 60 tokens, three in ten of about 2,000; `rate` a second; one token each."""
+    random, at, planned = Random(seed), 0.0, []
+    for _ in range(count):
+        at += random.expovariate(rate)
+        length = int(random.choice([60] * 7 + [2000] * 3) * random.uniform(0.5, 1.5))
+        planned.append(a_request(tokens=random_tokens(random, length), at=at, max_tokens=1))
+    return planned
+
+
+def oldest(
+    length: float,
+    lengths: FloatArray,
+    arrivals: FloatArray,
+    eligible: BoolArray,
+    count: int,
+    at_ease: float,
+) -> IntArray:
+    """Company by age alone."""
+    found = eligible.nonzero()[0]
+    return found[np.lexsort((found, arrivals.take(found)))[:count]]
+
+
+def ttfts(planned: list[Planned]) -> list[float]:
+    cost = {"a": 0.004, "b": 1e-4, "c": 0.0, "d": 0.004, "e": 0.0, "f": 0.0, "num_blocks": 4096}
+    cluster = a_cluster(
+        workers=1, ranks=8, lockstep=True, runner=cost, worker={"max_batch_tokens": 4096}
+    )
+    outcomes = cluster.run_all(planned)
+    assert all(outcome.ended and outcome.first_token_at for outcome in outcomes)
+    assert all(len(outcome.grants) == 1 for outcome in outcomes)
+    groups = Counter(grant.group_id for o in outcomes for _, grant in o.grants)
+    for outcome in outcomes:
+        _, grant = outcome.grants[0]
+        assert grant.group_size == (1 if grant.group_id < 0 else groups[grant.group_id])
+    assert cluster.master.rounds.num_group_grants > len(planned) / 2
+    return [(o.first_token_at or 0.0) - o.begun_at for o in outcomes]
+
+
+def test_company_of_like_length_lowers_ttft_and_starves_nobody(monkeypatch: pytest.MonkeyPatch):
+    """Eight ranks that step together, long and short prompts mixed at a rate that they can take
+    when like goes with like."""
+    planned = mixed(200, rate=60.0, seed=1)
+    grouped = ttfts(planned)
+    monkeypatch.setattr(window, "company", oldest)
+    by_age = ttfts(planned)
+    assert 2 * sum(grouped) < sum(by_age)
+    assert max(grouped) < max(by_age)
+    long = [at for at, one in enumerate(planned) if len(one.tokens) > 500]
+    assert sum(grouped[at] for at in long) < sum(by_age[at] for at in long)

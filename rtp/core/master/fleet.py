@@ -123,6 +123,8 @@ class Fleet:
         hardware = member.hardware
         hardware.rows = np.concatenate([hardware.rows, rows])
         self._ranks.classes[rows] = hardware.index
+        if register.lockstep:
+            self._ranks.join(rows)
         for rank, row in enumerate(rows.tolist()):
             self._seats[row] = _Seat(member, rank, (member.worker_id, rank))
             self._map.promise(row, register.prefix_closed)

@@ -111,7 +111,7 @@ class Master:
             Early(grace_s, max_queue_requests),
         )
         self._external = External(self.ranks, self.ledger, self.fleet, self.totals)
-        self._rounds = Rounds(
+        self.rounds = Rounds(
             self.ranks,
             self.ledger,
             self.fleet,
@@ -218,7 +218,7 @@ class Master:
         for pool in self.fleet.pools.values():
             out += self.intake.expire(pool, now)
             if pool.dirty or now >= pool.next_round:
-                out += self._rounds.run(pool, now)
+                out += self.rounds.run(pool, now)
         self._sweep(now)
         return out
 

@@ -67,6 +67,10 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
             "external_lapsed": totals.external_lapsed,
             "finished": dict(totals.finished),
         },
+        "groups": {
+            "rounds": master.rounds.num_group_rounds,
+            "grants": master.rounds.num_group_grants,
+        },
         "refused": dict(master.admission.counts),
         "tenants": _tenants(master, now),
         "policy": {
@@ -152,6 +156,7 @@ def _member(master: Master, member: Member, now: float) -> Facts:
         "model": register.model,
         "state": member.shown,
         "draining": member.draining,
+        "lockstep": register.lockstep,
         "silent_s": now - member.heard_at if member.heard_at else None,
         "view": {
             "version": member.version,

@@ -49,6 +49,8 @@ class Ranks:
         self.parked_requests = np.zeros(capacity)
         self.refused = np.zeros(capacity, dtype=np.bool_)
         self.reported_at = np.full(capacity, -np.inf)
+        self.groups: dict[int, IntArray] = {}
+        """Of each row whose rank steps together with others: all of them."""
         self._reports: list[tuple[IntArray, IntArray, float]] = []
         self._open: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._unseen: list[dict[int, Booking]] = [{} for _ in range(capacity)]
@@ -75,12 +77,17 @@ class Ranks:
         self.reported_at[rows] = -np.inf
         return rows
 
+    def join(self, rows: IntArray) -> None:
+        """These ranks step together: they are busy until the last of them is free."""
+        self.groups |= dict.fromkeys(rows.tolist(), rows)
+
     def give_back(self, rows: IntArray) -> None:
         """The worker is gone; its bookings were released before."""
         self.settle_reports()
         for row in rows.tolist():
             if self._open[row]:
                 raise IllegalMove(f"row {row} leaves with open bookings")
+            self.groups.pop(row, None)
             self._free.append(row)
 
     def bookings(self, row: int) -> list[Booking]:
@@ -102,6 +109,7 @@ class Ranks:
         self.charged_requests[row] += 1
         self.reserved_tokens[row] += booking.reserved_tokens
         self.busy_until[row] = max(self.busy_until[row], booking.granted_at) + booking.prefill_s
+        self._busy_together(row)
 
     def release(self, booking: Booking) -> None:
         """Gives back whatever the booking still holds. Once: raises IllegalMove the second time."""
@@ -113,7 +121,8 @@ class Ranks:
         if not booking.seen:
             self.settle_reports()
             self._uncharge(booking)
-            self.busy_until[row] -= booking.prefill_s
+            if row not in self.groups:  # else another rank's work may last as long
+                self.busy_until[row] -= booking.prefill_s
         self.park(booking, False)
         self.reserved_tokens[row] -= booking.reserved_tokens
 
@@ -168,6 +177,9 @@ class Ranks:
         self.reported_at[rows] = at
         self.seen_upto[rows] = table[:, UPTO]
         self.busy_until[rows] = at + self._work_s(rows)
+        if self.groups:
+            for rows, _, _ in reports:
+                self._busy_together(int(rows[0]))
 
     def refuse(self, row: int) -> None:
         """The rank rejected a grant: it gets none before its next report."""
@@ -215,6 +227,11 @@ class Ranks:
         if at.hardware != MIXED:
             return self.profiles[at.hardware, :, None]
         return np.ascontiguousarray(self.profiles[self.classes[at.array]].T)
+
+    def _busy_together(self, row: int) -> None:
+        group = self.groups.get(row)
+        if group is not None:
+            self.busy_until[group] = self.busy_until[group].max()
 
     def _work_s(self, rows: IntArray) -> FloatArray:
         """Seconds until the prefill work of each rank ends: tokens left over tokens per second, in
@@ -273,3 +290,5 @@ class Ranks:
             )
             assert self.parked_requests[row] == sum(b.parked for b in opened.values())
             assert 0 <= self.held[row] <= MOST_HELD
+        for group in self.groups.values():
+            assert len(set(self.busy_until[group].tolist())) == 1

@@ -1,6 +1,10 @@
 """One scheduling round of one model: the best request to the best rank, until ranks run out.
 
-Bounded: at most 16 requests are looked at a round, so a backlog costs time in turn, not a pause.
+Where that rank steps together with others, requests of like length go to the others at the same
+time (core/master/grouping), and their grants say so.
+
+Bounded: at most 16 requests are looked at a round, and what starts together with the last of them,
+so a backlog costs time in turn, not a pause.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from rtp.core.commands import Command, Note, Send
 from rtp.core.master.affinity import Affinity
 from rtp.core.master.booking import Booking
 from rtp.core.master.fleet import Fleet
+from rtp.core.master.grouping import MOST_TOGETHER
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.placement import Choice, Placement
 from rtp.core.master.pool import Pool
@@ -57,6 +62,9 @@ class Rounds:
         self._queue = queue
         self._lease_s = lease_s
         self._no_room = no_room
+        self.num_group_rounds = 0
+        self.num_group_grants = 0
+        """In them."""
 
     def run(self, pool: Pool, now: float) -> list[Command]:
         """One round. Sets the time of the next one that is worth while without news."""
@@ -69,7 +77,8 @@ class Rounds:
             pool.let_go(held, self._ranks)
         self._return_held(pool, now)
         view = None
-        for _ in range(MOST_LOOKS):
+        most = self._placement.num_looks + MOST_LOOKS
+        while self._placement.num_looks < most:
             if not window.num_open:
                 break
             if view is None:
@@ -78,19 +87,17 @@ class Rounds:
             if waiting is None:
                 break
             choice = self._look(pool, waiting, view, now)
-            if choice is not None and choice.failure:
-                out.append(Note("policy.failed", {"reason": choice.failure}))
             if choice is None:
                 self._make_room(pool, waiting, view, now)
                 window.skip(waiting)
             elif choice.hold:
+                out += _failure(choice)
                 self._ranks.hold(choice.row, choice.prefill_s)
                 until = now + HOLD_MARGIN * choice.wait_s + pool.lead.seconds
                 window.hold(waiting, choice.row, until, choice.prefill_s)
                 view.reread(choice.row)
             else:
-                out += self._grant(pool, waiting, choice, now)
-                view.reread(choice.row)
+                out += self._start(pool, waiting, choice, view, now)
         else:
             pool.next_round = now + NEXT_ROUND_S
         window.unskip()
@@ -110,10 +117,8 @@ class Rounds:
             if choice is None:
                 out += self._no_room(waiting, now)
                 continue
-            if choice.failure:
-                out.append(Note("policy.failed", {"reason": choice.failure}))
             out += self._grant(pool, waiting, choice, now)
-            view.reread(choice.row)
+            self._reread(view, choice.row)
         pool.dirty = bool(pool.at_once)
         return out
 
@@ -139,15 +144,19 @@ class Rounds:
         room = np.where(ready, view.room, -inf).max()
         return pool.window.best(now, float(room)) if room > -inf else None
 
-    def _look(self, pool: Pool, waiting: Waiting, view: View, now: float) -> Choice | None:
+    def _look(
+        self, pool: Pool, waiting: Waiting, view: View, now: float, among: BoolArray | None = None
+    ) -> Choice | None:
+        """among: [R] of view.rows, all of them by default."""
         ask = waiting.ask
+        allowed = self._allowed(pool, waiting, view, now)
         output = pool.outputs.expected(ask.tenant, ask.max_tokens)
         choice = self._placement.look(
             waiting,
             view,
             pool.block_size,
             output,
-            allowed=self._allowed(pool, waiting, view, now),
+            allowed=allowed if among is None else allowed & among,
             affine_row=self._fleet.row_of(self._affinity.find(ask.tenant, ask.chat_id, now)),
             now=now,
         )
@@ -194,13 +203,73 @@ class Rounds:
             return inf
         return now + max(float(later.min()) - pool.lead.seconds, LEAST_PAUSE_S)
 
-    def _grant(self, pool: Pool, waiting: Waiting, choice: Choice, now: float) -> list[Command]:
+    def _start(
+        self, pool: Pool, first: Waiting, choice: Choice, view: View, now: float
+    ) -> list[Command]:
+        """Grants a request its rank; where that one steps together with others, others theirs."""
+        together = [(first, choice)]
+        if choice.row in self._ranks.groups and not first.ask.lease_s:
+            together += self._company(pool, first, choice.row, view, now)
+        group_id, size = -1, len(together)
+        if size > 1:
+            group_id = self.num_group_rounds
+            self.num_group_rounds += 1
+            self.num_group_grants += size
+        out: list[Command] = []
+        for waiting, where in together:
+            leads = waiting is first
+            out += self._grant(pool, waiting, where, now, group_id, size, leads)
+        self._reread(view, choice.row)
+        return out
+
+    def _reread(self, view: View, row: int) -> None:
+        """A row was charged; ranks that step together have become busy together."""
+        group = self._ranks.groups.get(row)
+        for each in (row,) if group is None else group.tolist():
+            view.reread(each)
+
+    def _company(
+        self, pool: Pool, first: Waiting, row: int, view: View, now: float
+    ) -> list[tuple[Waiting, Choice]]:
+        """Who goes best with the first request of a group, each to another of its free ranks.
+        Those whose callers have engines of their own submit to none of ours, so nobody waits for
+        them."""
+        at = [view.at.index(row) for row in self._ranks.groups[row].tolist()]
+        free = np.zeros(len(view.rows), dtype=np.bool_)
+        free[at] = view.ready[at]
+        free[view.at.index(row)] = False
+        count = min(int(free.sum()), MOST_TOGETHER - 1)
+        if not count:
+            return []
+        token_s = float(pool.coefficients[1])
+        at_ease = pool.lead.seconds / token_s if token_s else inf
+        room = float(view.room[free].max())
+        found: list[tuple[Waiting, Choice]] = []
+        for other in pool.window.company(first, count, room, at_ease):
+            external = other.ask.lease_s > 0
+            choice = None if external else self._look(pool, other, view, now, among=free)
+            if choice is not None:
+                free[view.at.index(choice.row)] = False
+                found.append((other, choice))
+        return found
+
+    def _grant(
+        self,
+        pool: Pool,
+        waiting: Waiting,
+        choice: Choice,
+        now: float,
+        group_id: int = -1,
+        group_size: int = 1,
+        leads: bool = True,
+    ) -> list[Command]:
         """Charges the rank and answers the frontend."""
         ask, row = waiting.ask, choice.row
         del self._queue[ask.request_id]
         pool.withdraw(waiting, self._ranks)
         expected = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
-        pool.window.granted(waiting, choice.prefill_s + pool.decode_s(ask.num_tokens, expected))
+        service_s = choice.prefill_s + pool.decode_s(ask.num_tokens, expected)
+        pool.window.granted(waiting, service_s, leads)
         member, rank = self._fleet.at_row(row)
         grant = Grant(
             request_id=ask.request_id,
@@ -213,6 +282,8 @@ class Rounds:
             matched_tokens=choice.matched_tokens,
             lease_s=ask.lease_s or self._lease_s,
             held=waiting.hold_number > 0,
+            group_id=group_id,
+            group_size=group_size,
         )
         booking = Booking(
             grant=grant,
@@ -244,8 +315,12 @@ class Rounds:
                 "waited_s": now - waiting.arrival,
             },
         )
-        return [Send(ask.frontend_id, grant), note]
+        return [*_failure(choice), Send(ask.frontend_id, grant), note]
 
     def _number(self, ask: Ask, row: int) -> int:
         external = ask.lease_s > 0
         return self._ranks.external_number() if external else int(self._ranks.next_number[row])
+
+
+def _failure(choice: Choice) -> list[Command]:
+    return [Note("policy.failed", {"reason": choice.failure})] if choice.failure else []

@@ -39,7 +39,7 @@ class Standing:
     """Uncached prompt tokens of those requests."""
     service_s: float = 0.0
     """Their predicted service."""
-    num_grants: int = 0
+    num_turns: int = 0
 
 
 class Shares:
@@ -90,14 +90,15 @@ class Shares:
             if not self.num_active:
                 self._active_weight = 0.0
 
-    def granted(self, standing: Standing, service_s: float) -> None:
-        """A grant of so much predicted service went to it."""
+    def granted(self, standing: Standing, service_s: float, leads: bool = True) -> None:
+        """A grant of so much predicted service went to it. leads: as its turn, not as company of
+        a request whose turn it was (core/master/grouping)."""
         row = standing.row
         start = float(self.virtual_s[row])
         self._clock = max(self._clock, start)
         self.virtual_s[row] = start + service_s / standing.weight
-        standing.num_grants += 1
-        self.turn[row] = standing.num_grants % OVERDUE_EVERY == OVERDUE_EVERY - 1
+        standing.num_turns += leads
+        self.turn[row] = standing.num_turns % OVERDUE_EVERY == OVERDUE_EVERY - 1
 
     def share(self, tenant: str) -> float:
         """Its part of the service, above 0 to 1, were it to wait beside those that wait now."""

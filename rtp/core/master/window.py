@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rtp.core.master.grouping import company, fair_company
 from rtp.core.master.shares import OVERDUE_EVERY, Shares, Standing
 from rtp.core.master.tenants import Charge
 from rtp.core.messages import Ask
@@ -67,6 +68,8 @@ class Window:
         """Predicted prefill seconds waiting."""
         self.num_held = 0
         self.num_grants = 0
+        self.num_turns = 0
+        """Grants by the order; those that start together are one."""
         self.next_expiry = np.inf
         """No request's deadline is earlier; exact after expired()."""
         self._skipped: list[Waiting] = []
@@ -114,6 +117,7 @@ class Window:
         self._urgency[slot] = self._weight[slot] / max(service_s, SHORTEST_S)
         self._limit[slot] = max(OVERDUE_S, OVERDUE_SERVICES * service_s)
         self._need[slot] = need
+        self._length[slot] = uncached
 
     def remove(self, waiting: Waiting) -> None:
         """Granted, refused, cancelled or replaced. The caller gave back what it held."""
@@ -143,7 +147,7 @@ class Window:
         """
         if self.shares.num_active > 1:
             return self._best_of_shares(now, room)
-        if self.num_grants % OVERDUE_EVERY == OVERDUE_EVERY - 1:
+        if self.num_turns % OVERDUE_EVERY == OVERDUE_EVERY - 1:
             overdue = self.oldest_overdue(now)
             if overdue is not None:
                 return overdue
@@ -172,11 +176,13 @@ class Window:
         score = np.where(among, age * self._urgency, -1.0)
         return self._earliest(score == score.max())
 
-    def granted(self, waiting: Waiting, service_s: float) -> None:
-        """It goes to a rank, which will serve it for so long by prediction."""
+    def granted(self, waiting: Waiting, service_s: float, leads: bool = True) -> None:
+        """It goes to a rank, which will serve it for so long by prediction. leads: by the order,
+        not as another's company."""
         assert waiting.standing is not None
         self.num_grants += 1
-        self.shares.granted(waiting.standing, service_s)
+        self.num_turns += leads
+        self.shares.granted(waiting.standing, service_s, leads)
 
     def newest_of(self, standing: Standing) -> Waiting | None:
         """Of one tenant's requests the last that came, held ones included."""
@@ -188,6 +194,29 @@ class Window:
     def oldest_overdue(self, now: float) -> Waiting | None:
         overdue = self._eligible & (now - self._arrival > self._limit)
         return self._earliest(overdue) if np.count_nonzero(overdue) else None
+
+    def company(self, first: Waiting, count: int, room: float, at_ease: float) -> list[Waiting]:
+        """Up to `count` others that may start together with `first` (core/master/grouping), of
+        those that need at most `room` pool tokens each."""
+        eligible = self._eligible & (self._need <= room)
+        eligible[first.slot] = False
+        columns = (self._length, self._arrival, eligible)
+        if self.shares.num_active > 1:
+            served_s = self.shares.virtual_s.take(self._tenant)
+            served_s[self._tenant == self._tenant[first.slot]] += self._charge_s(first.slot)
+            found = fair_company(
+                first.uncached, *columns, count, at_ease, self._tenant, served_s, self._charge_s
+            )
+        else:
+            found = company(first.uncached, *columns, count, at_ease).tolist()
+        return [w for w in (self._slots[i] for i in found) if w is not None]
+
+    def _charge_s(self, slot: int) -> float:
+        """Predicted service of a request by the weight of its tenant."""
+        waiting = self._slots[slot]
+        assert waiting is not None
+        assert waiting.standing is not None
+        return waiting.service_s / waiting.standing.weight
 
     def overdue(self, waiting: Waiting, now: float) -> bool:
         return bool(now - waiting.arrival > self._limit[waiting.slot])
@@ -279,7 +308,7 @@ class Window:
         if not old:
             self._arrival = np.zeros(0)
             self._urgency, self._weight, self._limit = np.zeros(0), np.zeros(0), np.zeros(0)
-            self._need, self._deadline = np.zeros(0), np.zeros(0)
+            self._need, self._deadline, self._length = np.zeros(0), np.zeros(0), np.zeros(0)
             self._eligible = np.zeros(0, dtype=np.bool_)
             self._tenant = np.zeros(0, dtype=np.int64)
         self._arrival = np.pad(self._arrival, (0, more))
@@ -287,6 +316,7 @@ class Window:
         self._weight = np.pad(self._weight, (0, more))
         self._limit = np.pad(self._limit, (0, more))
         self._need = np.pad(self._need, (0, more))
+        self._length = np.pad(self._length, (0, more))
         self._deadline = np.pad(self._deadline, (0, more), constant_values=np.inf)
         self._eligible = np.pad(self._eligible, (0, more))
         self._tenant = np.pad(self._tenant, (0, more))

@@ -80,7 +80,7 @@ def test_the_argmax_equals_a_plain_reading_of_the_rule():
             window.remove(plain.pop(rng.choice(list(plain))))
         else:
             room = rng.choice([NO_LIMIT, 100.0])
-            window.num_grants = 0
+            window.num_turns = 0
             best = window.best(now, room)
             among = [(k, w) for k, w in plain.items() if window.need(w) <= room]
             if not among:
@@ -116,7 +116,7 @@ def test_every_fourth_grant_goes_to_the_oldest_overdue_request():
         best = window.best(now, NO_LIMIT)
         granted.append(best.ask.request_id)
         window.remove(best)
-        window.num_grants += 1
+        window.num_turns += 1
     assert [granted.index(id) for id in ("old0", "old1")] == [
         OVERDUE_EVERY - 1,
         2 * OVERDUE_EVERY - 1,
