@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--links", type=int, default=160, help="at most so many")
     parser.add_argument("--load", type=float, default=0.6, help="of the prefill ranks")
     parser.add_argument("--overload", type=float, default=1.15, help="of a second run; 0: none")
+    parser.add_argument("--whole", action="store_true", help="outputs are generated, too")
     parser.add_argument("--stages", type=float, default=10.0, help="seconds; 0: none")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ranks_per_link=max(8, -(-(options.prefill + options.decode) // (options.links - 1))),
         blocks_per_rank=BLOCKS_PER_RANK,
         load=options.load,
+        whole=options.whole,
     )
     print(f"bench.fleet: {machine()}")
     print(about(conversation, plan, options.links), flush=True)
@@ -100,7 +102,8 @@ def about(conversation: Conversation, plan: Plan, links: int) -> str:
         f" after {plan.warmup_s:g} s\n"
         f"trace: {len(conversation.turns)} requests, {conversation.num_blocks} blocks of 512 tokens"
         f" a loop; time compressed {plan.rate / natural:.0f} times, a loop every"
-        f" {len(conversation.turns) / plan.rate:.2f} s; {plan.blocks_per_rank} blocks a rank"
+        f" {len(conversation.turns) / plan.rate:.2f} s; {plan.blocks_per_rank} blocks a rank;"
+        f" requests end with their {'last' if plan.whole else 'first'} token"
     )
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import uvloop
 
+from bench.background import Background
 from bench.conversation import Conversation
 from bench.lean_fleet import LeanFleet, Profile, service_s
 from bench.lean_link import clock
 from bench.load import Load, Window, percentiles
 from bench.master_process import MasterProcess, Observer, Usage, run_master
 from bench.ticker import every_tick
+from rtp.core.types import Role
 
 MASTER_CORE, FLEET_CORE = 0, 1
 PROFILE: Profile = (0.01, 5e-5, 1e-9, 0.02, 2e-4, 1e-7)
@@ -43,6 +45,9 @@ class Plan:
     blocks_per_rank: int
     load: float
     """Share of the prefill ranks' time that the prompts take."""
+    whole: bool = False
+    """Requests generate their whole output; else they end with their first token, and decode ranks
+    have rows and changes of their own (bench/background.py)."""
     time_factor: float | None = None
     """Of the service times; None: so that `load` comes out."""
 
@@ -157,8 +162,11 @@ async def _measure(
         blocks_per_rank=plan.blocks_per_rank,
         profile=PROFILE,
         on_end=lambda job: load.ended(job),
+        whole=plan.whole,
     )
-    load = Load(fleet, master.address, master.secret)
+    idle = [link for link in fleet.links if link.register.role is Role.DECODE and not plan.whole]
+    background = Background(idle, 1, 0)
+    load = Load(fleet, background, master.address, master.secret)
     await fleet.start(master.url)
     await load.connect()
     await usable(fleet, master, plan.prefill_ranks)

@@ -37,8 +37,8 @@ Profile = tuple[float, float, float, float, float, float]
 class LeanFleet:
     """All links of the fleet and the HTTP servers on which they are dialled.
 
-    on_end(job): a request ended with its first token. Where there are decode ranks, its output is
-    still generated on one of them, the same for all turns of a chat.
+    on_end(job): a request ended. whole: it does so with its last token, generated on the decode
+    rank that the Grant names, or where it began; else with its first.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class LeanFleet:
         blocks_per_rank: int,
         profile: Profile,
         on_end: Callable[[Job], None],
+        whole: bool = False,
     ) -> None:
         self.time_factor = 1.0
         """Services take so many times what `profile` says. May be changed while it runs: the Master
@@ -67,6 +68,7 @@ class LeanFleet:
         self._secret = secret
         self._profile = profile
         self._on_end = on_end
+        self._whole = whole
         self._running: list[tuple[float, int, LeanRank]] = []
         self._decoding: list[tuple[float, int, LeanRank, Job]] = []
         self._runners: list[web.AppRunner] = []
@@ -82,12 +84,6 @@ class LeanFleet:
                 register = self._register(role, start, ranks, blocks_per_rank, profile)
                 link = LeanLink(register, blocks_per_rank, self._step_s)
                 self._links[register.worker_id] = link
-        self._decode_ranks = [
-            rank
-            for link in self._links.values()
-            for rank in link.ranks
-            if link.register.role is Role.DECODE
-        ]
 
     @property
     def links(self) -> list[LeanLink]:
@@ -136,7 +132,7 @@ class LeanFleet:
         """What a frontend's Submit is to a worker."""
         rank = self._links[grant.worker_id].ranks[grant.rank]
         rank.seen.add(grant.number)
-        job = Job(grant.request_id, grant.attempt, arrival, now)
+        job = Job(grant.request_id, grant.attempt, arrival, now, grant.decode)
         if rank.job is None:
             self._begin(rank, job, now)
         else:
@@ -186,12 +182,17 @@ class LeanFleet:
         new, cached = job.new_tokens, job.cached_tokens
         queued_s = job.started_at - job.accepted_at
         link.tell(FirstToken(*ids, new, cached, job.took_s, queued_s))
-        link.tell(Finished(*ids, "done", new + cached, cached, 1))
         rank.job = None
-        if self._decode_ranks:
-            turn = job.arrival.turn
-            self._decode(self._decode_ranks[turn.chat % len(self._decode_ranks)], job, at)
-        self._on_end(job)
+        if not self._whole:
+            link.tell(Finished(*ids, "done", new + cached, cached, 1))
+            self._on_end(job)
+        elif job.decode is None:
+            self._decode(rank, job, at)
+        else:
+            link.tell(Finished(*ids, "handed_over", new + cached, cached, 1))
+            other = self._links[job.decode.worker_id].ranks[job.decode.rank]
+            other.seen.add(job.decode.number)
+            self._decode(other, job, at)
         if rank.queue:
             following = rank.queue.popleft()
             rank.waiting_tokens -= following.new_tokens
@@ -210,6 +211,11 @@ class LeanFleet:
     def _end_decode(self, rank: LeanRank, job: Job, at: float) -> None:
         turn = job.arrival.turn
         rank.end_decode(turn.num_tokens, turn.output_tokens / job.decode_s, job.started_at)
+        ids = (job.request_id, job.attempt)
+        rank.link.tell(
+            Finished(*ids, "done", turn.num_tokens, job.cached_tokens, turn.output_tokens)
+        )
+        self._on_end(job)
 
     def _step_s(self, rows: int, context: int) -> float:
         """Seconds of a decode step."""

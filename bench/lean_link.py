@@ -13,7 +13,7 @@ from math import inf
 
 from bench.conversation import BLOCK, Arrival
 from rtp.core.commands import Send
-from rtp.core.messages import STATUS_COLUMNS, Fence, Finished, FirstToken, Poll, Register
+from rtp.core.messages import STATUS_COLUMNS, Fence, Finished, FirstToken, Place, Poll, Register
 from rtp.core.types import HASH_BYTES, RequestId
 from rtp.core.worker.reports import Reports, SeenGrants
 from rtp.core.worker.stats import Stats
@@ -23,6 +23,11 @@ from rtp.io.handshake import Claim
 
 WIDTH = len(STATUS_COLUMNS)
 COLUMN = {name: i for i, name in enumerate(STATUS_COLUMNS)}
+RUNNING, WAITING, PREFILL_TOKENS = (COLUMN[c] for c in ("running", "waiting", "prefill_tokens"))
+DECODE_ROWS, CONTEXT_TOKENS = COLUMN["decode_rows"], COLUMN["context_tokens"]
+KV_FREE, KV_TOTAL = COLUMN["kv_free"], COLUMN["kv_total"]
+STEP_US, STEP_AGE_US = COLUMN["step_us"], COLUMN["step_age_us"]
+GRANTED_UPTO, GRANTED_MASK = COLUMN["granted_upto"], COLUMN["granted_mask"]
 clock = time.monotonic
 
 
@@ -34,6 +39,8 @@ class Job:
     attempt: int
     arrival: Arrival
     accepted_at: float
+    decode: Place | None
+    """Where its output is to be generated; None: where its prompt is."""
     started_at: float = 0.0
     took_s: float = 0.0
     new_tokens: int = 0
@@ -52,7 +59,8 @@ class LeanCache:
     def __init__(self, num_blocks: int) -> None:
         self.num_changes = 0
         """Segments that take_changes() would tell of."""
-        self._room = num_blocks * HASH_BYTES
+        self.room = num_blocks * HASH_BYTES
+        """Bytes of hashes of blocks that are free."""
         self._held: dict[int, bytes] = {}
         self._changes: dict[int, tuple[bool, bytes]] = {}
 
@@ -71,13 +79,13 @@ class LeanCache:
         held = self._held
         for key, part in zip(reversed(keys), reversed(parts), strict=True):
             if held.pop(key, None) is None:
-                self._room -= len(part)
+                self.room -= len(part)
                 self._changed(key, part, True)
             held[key] = part
-        while self._room < 0:
+        while self.room < 0:
             key = next(iter(held))
             part = held.pop(key)
-            self._room += len(part)
+            self.room += len(part)
             self._changed(key, part, False)
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
@@ -162,8 +170,7 @@ class LeanLink:
         self._reports = Reports(register, pools, self._stats)  # type: ignore[arg-type]  # see LeanCache
         self._table = array("q", bytes(8 * WIDTH * register.ranks))
         for rank, total in enumerate(register.kv_total):
-            self._table[rank * WIDTH + COLUMN["kv_free"]] = total
-            self._table[rank * WIDTH + COLUMN["kv_total"]] = total
+            self._table[rank * WIDTH + KV_TOTAL] = total
 
     @property
     def num_deltas(self) -> int:
@@ -220,23 +227,21 @@ class LeanLink:
         self.num_statuses += 1
         table, at = self._table, 0
         for rank in self.ranks:
-            job = rank.job
-            left = rank.waiting_tokens
-            if job is not None:
-                left += int(job.new_tokens * (1.0 - min(1.0, (now - job.started_at) / job.took_s)))
-            table[at] = rank.rows + (job is not None)
-            table[at + 1] = len(rank.queue)
-            table[at + 2] = left
-            pages = job.arrival.turn.num_tokens if job is not None else 0
-            if rank.rows:
-                context = rank.context(now)
-                table[at + 9] = int(1e6 * self._step_s(rank.rows, context))
-                table[at + 4] = context
-                pages += context
-            else:
-                table[at + 4] = 0
-            table[at + 3] = rank.rows
-            table[at + 5] = max(0, table[at + 6] - pages)
-            table[at + 10], table[at + 11] = rank.seen.columns()
+            job, pages, age_s = rank.job, 0, 0.0
+            tokens = rank.waiting_tokens
+            if job is not None:  # a prompt is one step
+                tokens += job.new_tokens
+                pages = job.arrival.turn.num_tokens
+                age_s = now - job.started_at
+            context = rank.context(now) if rank.rows else 0
+            if context:
+                table[at + STEP_US] = int(1e6 * self._step_s(rank.rows, context))
+            table[at + RUNNING] = rank.rows + (job is not None)
+            table[at + WAITING] = len(rank.queue)
+            table[at + PREFILL_TOKENS] = tokens
+            table[at + DECODE_ROWS], table[at + CONTEXT_TOKENS] = rank.rows, context
+            table[at + KV_FREE] = max(0, table[at + KV_TOTAL] - pages - context)
+            table[at + STEP_AGE_US] = int(1e6 * age_s)
+            table[at + GRANTED_UPTO], table[at + GRANTED_MASK] = rank.seen.columns()
             at += WIDTH
         return table.tobytes()

@@ -14,64 +14,21 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from random import Random
 
 import uvloop
 
+from bench.background import Background
 from bench.conversation import Conversation, find_trace
 from bench.fleet_run import FLEET_CORE, MASTER_CORE, PROFILE, Plan, measure, punctual, usable
 from bench.lean_fleet import LeanFleet
-from bench.lean_link import LeanLink, LeanRank, clock
+from bench.lean_link import clock
 from bench.master_process import MasterProcess, run_master
 from bench.report import Claim, finish, machine, median, spread
 from bench.ticker import every_tick
 
-DELTA_S = 0.050
 BLOCKS_PER_RANK = 1024
-ROWS, CONTEXT, TOKENS_PER_S = 16, 2048, 40.0
-"""Sequences that decode on a rank, tokens each has at first, and gains."""
 RATE = 1000.0
 ALL_BLOCKS = 64 * 1024
-
-
-class Churn:
-    """Changes the ranks' caches: on each link `ranks` of them, in turn, every 50 ms."""
-
-    def __init__(self, links: list[LeanLink], ranks: int, keys: int, seed: int) -> None:
-        """keys: changed per rank, on average; half are added, half removed."""
-        self._links = links
-        self._ranks = ranks
-        self._most = keys
-        self._random = Random(seed)
-        self._next_key = 0
-        self._turn = 0
-        self.num_keys = 0
-        """Added and removed; the caches are full, so as many leave as come."""
-        start = clock()
-        self._due = [start + DELTA_S * i / len(links) for i in range(len(links))]
-        for link in links:
-            for rank in link.ranks:
-                for _ in range(2 * BLOCKS_PER_RANK // max(keys, 1) + 1):
-                    self._add(rank)
-                for _ in range(ROWS):
-                    rank.begin_decode(CONTEXT, TOKENS_PER_S, start)
-
-    def __call__(self, now: float) -> None:
-        for i, link in enumerate(self._links):
-            if self._due[i] > now:
-                continue
-            self._due[i] += DELTA_S
-            self._turn += 1
-            for offset in range(self._ranks):
-                self._add(link.ranks[(self._turn + offset) % len(link.ranks)])
-            link.arm()
-
-    def _add(self, rank: LeanRank) -> None:
-        count = self._random.randint(0, self._most)
-        if count:
-            self._next_key += 1
-            self.num_keys += 2 * count
-            rank.cache.use((self._next_key,), (os.urandom(16 * count),))
 
 
 def main() -> None:
@@ -135,12 +92,12 @@ async def _quiet(
         profile=PROFILE,
         on_end=lambda job: None,
     )
-    churn = Churn(fleet.links, changing, 16, options.seed)
+    background = Background(fleet.links, changing, options.seed)
     await fleet.start(master.url)
     await usable(fleet, master, ranks)
 
     def turn(now: float) -> None:
-        churn(now)
+        background.turn(now)
         fleet.tick(now)
 
     async def run(seconds: float) -> None:
@@ -150,7 +107,7 @@ async def _quiet(
     await run(2.0)  # snapshots
     deltas = sum(link.num_deltas for link in fleet.links)
     statuses = sum(link.num_statuses for link in fleet.links)
-    keys = churn.num_keys
+    keys = background.num_keys
     before = master.usage()
     await run(options.seconds)
     after = master.usage()
@@ -158,7 +115,7 @@ async def _quiet(
     deltas = sum(link.num_deltas for link in fleet.links) - deltas
     statuses = sum(link.num_statuses for link in fleet.links) - statuses
     share = 100 * (after.cpu_s - before.cpu_s) / seconds
-    per_delta = (churn.num_keys - keys) / max(deltas, 1)
+    per_delta = (background.num_keys - keys) / max(deltas, 1)
     print(
         f"{ranks} ranks on {len(fleet.links)} links: {share:.1f} %; {statuses / seconds:.0f} Status"
         f" and {deltas / seconds:.0f} Delta of {per_delta:.0f} keys a second",

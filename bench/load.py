@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.background import Background
 from bench.conversation import Arrival
 from bench.lean_fleet import MODEL, LeanFleet
 from bench.lean_link import Job
@@ -51,8 +52,11 @@ class Load:
     shorter; and a slow Master slows nothing down here.
     """
 
-    def __init__(self, fleet: LeanFleet, address: str, secret: bytes) -> None:
+    def __init__(
+        self, fleet: LeanFleet, background: Background, address: str, secret: bytes
+    ) -> None:
         self.fleet = fleet
+        self._background = background
         self.num_asked = self.num_granted = self.num_ended = 0
         self.refused: list[str] = []
         self.lost: list[str] = []
@@ -96,6 +100,7 @@ class Load:
 
     def turn(self, now: float) -> None:
         """Ranks first, then everything due: its frames leave in one write behind this turn."""
+        self._background.turn(now)
         self.fleet.tick(now)
         arrival = self._next
         while arrival is not None and self._began + arrival.at <= now:

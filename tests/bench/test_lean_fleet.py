@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from bench.background import Background
 from bench.conversation import BLOCK, Arrival, Turn
 from bench.lean_fleet import LeanFleet
 from bench.lean_link import LeanCache
@@ -68,7 +69,8 @@ async def test_every_request_ends_once_and_the_masters_view_is_the_truth(tmp_pat
             on_end=lambda job: load.ended(job),
         )
         core = server._core  # what it believes is in no interface
-        load = Load(fleet, server.url.partition("://")[2], SECRET)
+        background = Background([link for link in fleet.links if len(link.ranks) == 4], 2, 0)
+        load = Load(fleet, background, server.url.partition("://")[2], SECRET)
         await fleet.start(server.url)
         await load.connect()
         arrivals = some_arrivals(300)
@@ -91,7 +93,7 @@ async def test_every_request_ends_once_and_the_masters_view_is_the_truth(tmp_pat
             end = an_arrival(len(arrivals), (99,), (bytes(16),), 1e9)
             window = load.begin(iter([*arrivals, end]), 0.0, 1e9)
             await every_tick(load.turn, lambda: load.num_ended == len(arrivals))
-            await every_tick(load.turn, lambda: core.idle() and believed() == held())
+            await every_tick(fleet.tick, lambda: core.idle() and believed() == held())
         assert (load.num_asked, load.num_granted, load.refused, load.lost) == (300, 300, [], [])
         assert window.asked == window.granted == window.ended == 300
         assert len(window.at_once) + len(window.held) == 300
