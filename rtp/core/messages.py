@@ -128,6 +128,23 @@ class FirstToken(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """From acceptance to the start of the first of those steps."""
 
 
+class GroupCost(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What stepping together costs the ranks of a worker, since its start."""
+
+    steps: int
+    """Of the group."""
+    dummy_steps: int
+    """Of ranks without work."""
+    step_s: float
+    """Of all ranks together, from the begin of each step to the end of its slowest share."""
+    wait_s: float
+    """The part of it in which a rank was done and waited for the slowest."""
+
+    @property
+    def wait_share(self) -> float:
+        return self.wait_s / self.step_s if self.step_s else 0.0
+
+
 class Status(Message, frozen=True, tag=4):
     """At most one per status period, only after something changed; idle beat 250 ms. At once, and
     whatever is unacknowledged, where `hung` changes."""
@@ -147,6 +164,8 @@ class Status(Message, frozen=True, tag=4):
     """A step takes far longer than predicted: no new work until a Status says otherwise."""
     parked: tuple[RequestId, ...] = ()
     """Some, at most MOST_PARKED, of those that hold no pages and wait for a slow reader."""
+    group: GroupCost | None = None
+    """Where its ranks step together."""
 
     def columns(self) -> IntArray:
         """[ranks, len(STATUS_COLUMNS)] int64, a read-only view."""

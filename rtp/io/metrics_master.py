@@ -47,6 +47,11 @@ COUNTERS: dict[Path, tuple[str, str]] = {
         "Requests with expected hits of which the rank found none: hashes may disagree",
     ),
     ("requests", "granted"): ("rtp_grants", "Grants"),
+    ("groups", "rounds"): (
+        "rtp_group_rounds",
+        "Times that several requests were granted together to ranks that step together",
+    ),
+    ("groups", "grants"): ("rtp_group_grants", "Grants of those rounds"),
     ("policy", "looks"): ("rtp_policy_looks", "Requests the routing policy was asked about"),
     ("policy", "fallbacks"): (
         "rtp_policy_fallbacks",
@@ -57,6 +62,15 @@ VIEW_COUNTERS = {
     "resyncs": ("rtp_view_resyncs", "Snapshots that rebuilt the view of a worker's cache"),
     "gaps": ("rtp_view_gaps", "Deltas or slices that did not fit the view"),
     "late": ("rtp_view_late_messages", "Messages of an earlier life of the worker, ignored"),
+}
+GROUP_COUNTERS = {
+    "steps": ("rtp_group_steps", "Steps of ranks that step together, one for all"),
+    "dummy_steps": ("rtp_group_dummy_steps", "Steps of ranks without work, for the others"),
+    "step_s": (
+        "rtp_group_step_seconds",
+        "Step time of those ranks, up to the slowest of each step",
+    ),
+    "wait_s": ("rtp_group_wait_seconds", "The part of it spent waiting for the slowest"),
 }
 SOURCES = ("none", "snapshot", "delta")
 TENANT_COUNTERS = {
@@ -74,6 +88,7 @@ def master_facts(overview: Overview) -> Iterator[Metric]:
     workers = [w for w in overview.get("workers", ()) if "view" in w]
     yield from _views(workers)
     yield from _predictors(workers)
+    yield from _groups(workers)
     if "tenants" in overview:
         yield from _tenants(overview["tenants"])
 
@@ -131,6 +146,15 @@ def _predictors(workers: Iterable[Overview]) -> Iterator[Metric]:
             error.add_metric(labels, predictor[f"{phase}_error"])
             samples.add_metric(labels, predictor[f"{phase}_samples"])
     yield from (error, samples)
+
+
+def _groups(workers: Iterable[Overview]) -> Iterator[Metric]:
+    for key, (name, text) in GROUP_COUNTERS.items():
+        counter = CounterMetricFamily(name, text, labels=("worker",))
+        for worker in workers:
+            if worker["group"] is not None:
+                counter.add_metric((worker["worker_id"],), worker["group"][key])
+        yield counter
 
 
 def _tenants(tenants: Overview) -> Iterator[Metric]:

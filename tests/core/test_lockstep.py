@@ -45,7 +45,7 @@ def test_requests_end_right():
         assert tuple(outcome.ids) == wanted.ids
     stats = [worker.stats for worker in cluster.workers.values()]
     assert all(each.dummy_steps for each in stats)
-    assert all(0 < each.group_wait_share < 1 for each in stats)
+    assert all(0 < each.group_cost().wait_share < 1 for each in stats)
     cluster.pass_time(1.0)
     assert all(worker.idle() for worker in cluster.workers.values())
     assert cluster.master.idle()

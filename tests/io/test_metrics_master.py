@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rtp.core.master.tenants import Tenants, Terms
-from rtp.core.messages import Delta
+from rtp.core.messages import Delta, GroupCost
 from rtp.io.metrics import Metrics
 from rtp.io.metrics_master import Overview
 from tests.io.test_metrics import samples, value
@@ -151,3 +151,23 @@ def test_b03_series_of_a_worker_go_with_it():
     fleet.wait(4.0)
     assert not any(("worker", "w1") in labels for _, labels in samples(metrics))
     assert value(metrics, "rtp_view_resyncs_total", worker="w0") == 1
+
+
+def test_what_stepping_together_costs_is_told_by_worker():
+    fleet = Fleet()
+    metrics = watched(fleet)
+    group = fleet.add("g", ranks=2, lockstep=True)
+    fleet.add("single", ranks=2)
+    group.group = GroupCost(steps=3, dummy_steps=2, step_s=1.5, wait_s=0.5)
+    fleet.report(group)
+    for _ in range(2):
+        fleet.ask(range(30_000), tick=False)
+    fleet.tick()
+    told = {"steps": 3, "dummy_steps": 2, "step_seconds": 1.5, "wait_seconds": 0.5}
+    for name, number in told.items():
+        assert value(metrics, f"rtp_group_{name}_total", worker="g") == number
+    labels = [dict(labels) for name, labels in samples(metrics) if name == "rtp_group_steps_total"]
+    assert labels == [{"worker": "g"}]
+    assert value(metrics, "rtp_group_rounds_total") == 1
+    assert value(metrics, "rtp_group_grants_total") == 2
+    assert fleet.master.overview(fleet.now)["workers"]["g"]["group"]["wait_share"] == 1 / 3

@@ -20,6 +20,7 @@ from rtp.core.messages import (
     Finished,
     FirstToken,
     Grant,
+    GroupCost,
     KeyChange,
     Message,
     Poll,
@@ -56,6 +57,7 @@ class Worker:
         self.draining = False
         self.hung = False
         self.parked: tuple[RequestId, ...] = ()
+        self.group: GroupCost | None = None
 
     def see(self, grant: Grant) -> None:
         """A Submit with this number arrived."""
@@ -89,6 +91,7 @@ class Worker:
             self.draining,
             self.hung,
             self.parked,
+            self.group,
         )
 
 

@@ -77,7 +77,7 @@ class Links:
                 out.append(self._gap_fence(member, rank, number))
         member.acked_seq = status.seq
         member.status_at = now
-        member.table = table
+        member.table, member.group = table, status.group
         self._ranks.report(member.rows, table, now)
         self._fleet.changed(member)
         if first or member.draining != status.draining:

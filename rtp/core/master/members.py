@@ -21,7 +21,7 @@ from math import inf
 from rtp.core.commands import Command, Dial
 from rtp.core.master.booking import Booking
 from rtp.core.master.predictor import HardwareClass
-from rtp.core.messages import Fence, Register
+from rtp.core.messages import Fence, GroupCost, Register
 from rtp.core.types import IntArray, RequestId, WorkerId
 
 SUSPECT_S = 0.5
@@ -78,6 +78,8 @@ class Member:
     """Of the last Status."""
     table: IntArray | None = None
     """[ranks, len(STATUS_COLUMNS)] of the last Status."""
+    group: GroupCost | None = None
+    """Where its ranks step together, as the last Status told."""
     next_dial: float = inf
     num_dials: int = 0
     armed_at: float = inf

@@ -156,7 +156,7 @@ def _member(master: Master, member: Member, now: float) -> Facts:
         "model": register.model,
         "state": member.shown,
         "draining": member.draining,
-        "lockstep": register.lockstep,
+        "group": _group(member),
         "silent_s": now - member.heard_at if member.heard_at else None,
         "view": {
             "version": member.version,
@@ -175,6 +175,20 @@ def _member(master: Master, member: Member, now: float) -> Facts:
             "decode_samples": hardware.decode.num_samples,
         },
         "ranks": [_rank(master.ranks, row, now) for row in member.rows.tolist()],
+    }
+
+
+def _group(member: Member) -> Facts | None:
+    """Of ranks that step together: how often, and what it costs them."""
+    cost = member.group
+    if cost is None:
+        return None
+    return {
+        "steps": cost.steps,
+        "dummy_steps": cost.dummy_steps,
+        "step_s": cost.step_s,
+        "wait_s": cost.wait_s,
+        "wait_share": cost.wait_share,
     }
 
 

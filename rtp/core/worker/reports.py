@@ -94,6 +94,7 @@ class Reports:
         """A step in flight takes far longer than it should."""
         self.cache = CacheReport(card.worker_id, card.epoch, pools, stats)
         self._card = card
+        self._stats = stats
         self._news = _News()
         self._poll: Poll | None = None
         self._changed = True
@@ -211,6 +212,7 @@ class Reports:
             draining=draining,
             hung=self.hung,
             parked=parked,
+            group=self._stats.group_cost() if self._card.lockstep else None,
         )
 
 

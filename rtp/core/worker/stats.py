@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rtp.core.messages import GroupCost
+
 
 @dataclass(slots=True)
 class Stats:
@@ -37,7 +39,5 @@ class Stats:
     rejects: dict[str, int] = field(default_factory=dict)
     finishes: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def group_wait_share(self) -> float:
-        """Of the step time of a lock-step group, what went to waiting for the slowest rank."""
-        return self.group_wait_s / self.group_step_s if self.group_step_s else 0.0
+    def group_cost(self) -> GroupCost:
+        return GroupCost(self.group_steps, self.dummy_steps, self.group_step_s, self.group_wait_s)

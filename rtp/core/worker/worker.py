@@ -204,7 +204,7 @@ class Worker:
             "unacked_reports": self._reports.num_unacked,
             "cache_version": self._reports.cache.version,
             "lockstep": self._card.lockstep,
-            "group_wait_share": self.stats.group_wait_share,
+            "group_wait_share": self.stats.group_cost().wait_share,
             "ranks": [rank.overview() for rank in self._ranks],
             "stats": asdict(self.stats),
         }

@@ -126,6 +126,8 @@ def test_the_wait_for_the_slowest_is_counted():
     assert stats.group_step_s == pytest.approx(2.0)
     assert stats.group_wait_s == pytest.approx(0.75)
     assert rig.worker.overview()["group_wait_share"] == pytest.approx(0.375)
+    rig.run(1.0)
+    assert rig.master.statuses[-1].group == stats.group_cost()
 
 
 # ---------------------------------------------------------------- rounds of grants
