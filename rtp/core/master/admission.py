@@ -6,7 +6,7 @@ limits (queue, predicted time to first token, those of tenants) can be switched 
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 
 from rtp.core.errors import ConfigError
 from rtp.core.master.tenants import Terms
@@ -134,30 +134,23 @@ class Admission:
         reason = "the queue is full, and this tenant has more than its share of it"
         return self._refuse(ask, "queue_share", 429, FULL, reason, _retry_s(drain_s))
 
-    def limits_ttft(self, ask: Ask) -> bool:
-        return self._ttft_limit_s is not None or ask.ttft_timeout_s is not None
+    def ttft_limit_s(self, ask: Ask) -> float:
+        """The request's own or everybody's, whichever is less; infinite without any."""
+        own = ask.ttft_timeout_s
+        return min(inf if own is None else own, self._ttft_limit_s or inf)
 
-    def too_late(self, ask: Ask, ttft_s: float, drain_s: float) -> Refuse | None:
+    def too_late(self, ask: Ask, ttft_s: float, limit_s: float, drain_s: float) -> Refuse:
         """ttft_s: predicted seconds until its first token."""
-        limits = [x for x in (self._ttft_limit_s, ask.ttft_timeout_s) if x is not None]
-        if not (self.limits and limits and ttft_s > min(limits)):
-            return None
-        reason = f"the first token is predicted in {ttft_s:.2f} s; the limit is {min(limits):g}"
+        reason = f"the first token is predicted in {ttft_s:.2f} s; the limit is {limit_s:g}"
         return self._refuse(ask, "predicted_ttft", 503, "overloaded", reason, _retry_s(drain_s))
 
-    def tenant_queue(
-        self, ask: Ask, terms: Terms, num_waiting: int, drain_s: float
-    ) -> Refuse | None:
-        """num_waiting: requests of its tenant."""
-        if not self.limits or terms.max_waiting is None or num_waiting < terms.max_waiting:
-            return None
-        reason = f"{num_waiting} requests of this tenant wait; its limit is {terms.max_waiting}"
+    def tenant_queue(self, ask: Ask, num_waiting: int, drain_s: float) -> Refuse:
+        """num_waiting: requests of its tenant, which may not have more."""
+        reason = f"{num_waiting} requests of this tenant wait, and no more may"
         return self._refuse(ask, "tenant_queue", 429, FULL, reason, _retry_s(drain_s))
 
-    def tenant_rate(self, ask: Ask, terms: Terms, tokens: int, wait_s: float) -> Refuse | None:
+    def tenant_rate(self, ask: Ask, terms: Terms, tokens: int, wait_s: float) -> Refuse:
         """tokens: what the request counts. wait_s: until its tenant's bucket holds them."""
-        if not self.limits or wait_s <= 0:
-            return None
         reason = (
             f"the request counts {tokens} tokens; this tenant has used its {terms.rate:g} tokens"
             f" per second and its burst of {terms.burst:g}"

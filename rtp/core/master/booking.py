@@ -33,6 +33,8 @@ class Booking:
     open: bool = True
     seen: bool = False
     first_token: bool = False
+    computed_tokens: int = 0
+    """Prompt tokens it did compute, as told with its first token."""
     parked: bool = False
     """It waits for a slow reader and holds no pages: nothing is reserved for it meanwhile."""
     external: bool = False

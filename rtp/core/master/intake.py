@@ -92,7 +92,7 @@ class Intake:
         if waiting is not None and waiting.ask.attempt <= cancel.attempt:
             self._withdraw(waiting, now)
         if booking is not None and booking.grant.attempt <= cancel.attempt:
-            used = booking.new_tokens + cancel.generated if booking.first_token else 0
+            used = booking.computed_tokens + cancel.generated if booking.first_token else 0
             return self._fleet.withdraw(booking, now, used=used)
         return []
 

@@ -6,6 +6,8 @@ request of the tenant most over its own makes way. So a flood fills the queue fo
 
 from __future__ import annotations
 
+from math import inf
+
 from rtp.core.master.admission import Admission
 from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import Ranks
@@ -31,19 +33,24 @@ class Limits:
         gates, standing = self._gates, pool.window.shares.find(ask.tenant)
         if not gates.limits:
             return None
-        terms, gate = self._tenants.terms(ask.tenant), self._excess(pool, uncached)
+        terms = self._tenants.terms(ask.tenant)
         num_waiting = standing.num_waiting if standing else 0
-        told = gate or terms.max_waiting is not None or gates.limits_ttft(ask)
-        drain_s = self._drain_s(ask, pool, standing, now) if told else 0.0  # looks at every rank
-        refusal = gates.tenant_queue(ask, terms, num_waiting, drain_s)
-        if refusal is None and gate and not self._under_share(ask, pool, uncached, standing):
-            refusal = gates.queue_full(ask, gate, drain_s)
-        if refusal is None:
-            refusal = gates.too_late(ask, drain_s + service_s, drain_s)
-        if refusal is None:
-            wait_s = self._tenants.shortfall_s(ask.tenant, need, now)
-            refusal = gates.tenant_rate(ask, terms, need, wait_s)
-        return refusal
+        crowded = terms.max_waiting is not None and num_waiting >= terms.max_waiting
+        gate = self._excess(pool, uncached)
+        if gate and self._under_share(ask, pool, uncached, standing):
+            gate = ""
+        ttft_limit_s = gates.ttft_limit_s(ask)
+        wait_s = self._tenants.shortfall_s(ask.tenant, need, now)
+        if not (crowded or gate or wait_s or ttft_limit_s < inf):
+            return None  # nearly always, and no array was touched
+        drain_s = self._drain_s(ask, pool, standing, now)
+        if crowded:
+            return gates.tenant_queue(ask, num_waiting, drain_s)
+        if gate:
+            return gates.queue_full(ask, gate, drain_s)
+        if drain_s + service_s > ttft_limit_s:
+            return gates.too_late(ask, drain_s + service_s, ttft_limit_s, drain_s)
+        return gates.tenant_rate(ask, terms, need, wait_s) if wait_s else None
 
     def in_the_way(self, pool: Pool, uncached: int) -> Waiting | None:
         """A waiting request that a further one pushes out of the queue; None when it has room, or

@@ -100,6 +100,7 @@ class Progress:
 
     def _first_token(self, member: Member, booking: Booking, first: FirstToken, now: float) -> None:
         totals, pool = self._totals, self._pool(booking)
+        booking.computed_tokens = first.new_tokens
         totals.prompt_tokens += first.new_tokens + first.cached_tokens
         totals.predicted_hit_tokens += booking.grant.matched_tokens
         totals.hit_tokens += first.cached_tokens
@@ -122,7 +123,8 @@ class Progress:
         elif end.reason in ("rejected", "failed"):
             member.num_failures += 1
         ran = done or end.reason == "cancelled"
-        used = end.prompt_tokens - end.cached_tokens + end.generated if ran else 0
+        computed = max(booking.computed_tokens, end.prompt_tokens - end.cached_tokens)
+        used = computed + end.generated if ran else 0
         self._ledger.release(booking, now, done=done, used=used)
 
     def _pool(self, booking: Booking) -> Pool:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rtp.core.events import FrontendDown
+from rtp.core.events import From, FrontendDown
 from rtp.core.master.tenants import Tenants, Terms
-from rtp.core.messages import Grant, Refuse
+from rtp.core.messages import Done, Grant, Refuse
 from rtp.core.types import RequestId
 from tests.support.fleet import FRONTEND, Fleet, Worker, hashes_of
 
@@ -272,6 +272,32 @@ def test_a_granted_request_is_charged_what_it_used_however_it_ends(
     assert fleet.master.idle()
     assert fleet.master.tenants.num_open == 0
     assert fleet.master.tenants.level("t", fleet.now) == pytest.approx(1000 - used, abs=0.01)
+    assert fleet.master.tenants.usage["t"].used_tokens == used
+
+
+@pytest.mark.parametrize(
+    ("done", "used"),
+    [
+        (("done", 100, 32, 10), 78),
+        (("done", 100, -1, 10), 100 + OUTPUT),
+        (("done", 100, 32, -1), 100 + OUTPUT),
+        (("failed", 100, 32, 10), 0),
+        (None, 100 + OUTPUT),
+    ],
+    ids=["told", "cache untold", "output untold", "failed", "lapsed"],
+)
+def test_a_router_only_grant_counts_what_is_told_or_else_what_was_expected(
+    done: tuple[str, int, int, int] | None, used: float
+):
+    fleet = a_fleet(terms=Terms(tokens_per_s=1e-6, burst_tokens=1000.0))
+    fleet.add()
+    request = fleet.ask(100, lease_s=2.0)
+    if done is None:
+        fleet.wait(2.2)
+    else:
+        fleet.tell(From(FRONTEND, Done(request, 1, *done)))
+    assert fleet.master.idle()
+    assert fleet.master.tenants.num_open == 0
     assert fleet.master.tenants.usage["t"].used_tokens == used
 
 
