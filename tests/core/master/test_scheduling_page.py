@@ -1,0 +1,51 @@
+"""The scheduling page names what there is: gates, metrics, numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rtp.config import MasterConfig, Tenant
+from rtp.core.master import pool, rounds, shares, tenants, view, window
+from rtp.core.master.admission import GATES
+from rtp.io.metrics_facts import RANK_GAUGES, TABLES
+from rtp.io.metrics_master import COUNTERS, GAUGES, TENANT_COUNTERS, VIEW_COUNTERS
+from rtp.policies.routing import predicted_ttft
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scheduling.md").read_text()
+
+
+def test_every_gate_is_on_the_page():
+    assert set(GATES) <= set(re.findall(r"`(\w+)`", PAGE))
+
+
+def test_every_metric_on_the_page_exists():
+    tables = (COUNTERS, GAUGES, TENANT_COUNTERS, VIEW_COUNTERS, RANK_GAUGES, TABLES)
+    known = {name for table in tables for name, _ in table.values()}
+    known |= {"rtp_gate_refusals", "rtp_predictor_error_ratio", "rtp_view_source"}
+    known |= {"rtp_view_age_seconds", "rtp_tenant_requests_waiting"}
+    named = {name.removesuffix("_total") for name in re.findall(r"\brtp_\w+", PAGE)}
+    assert named <= known, named - known
+
+
+def test_every_setting_of_a_tenant_and_its_default_is_on_the_page():
+    assert set(Tenant.model_fields) <= set(re.findall(r"\w+", PAGE))
+    defaults = MasterConfig()
+    assert f"`--max-queue-requests` {defaults.max_queue_requests}" in PAGE
+    assert f"`--max-queue-tokens` {defaults.max_queue_tokens >> 20} Mi" in PAGE
+
+
+def test_the_numbers_are_those_of_the_code():
+    for text in (
+        f"max({window.OVERDUE_S:g} s, {window.OVERDUE_SERVICES:g} x service)",
+        f"{1000 * pool.LEAST_LEAD_S:g} to {1000 * pool.MOST_LEAD_S:g} ms",
+        f"looks at {rounds.MOST_LOOKS} requests at most, {1000 * rounds.NEXT_ROUND_S:g} ms apart",
+        f"{rounds.HOLD_MARGIN:g} times the predicted wait",
+        f"default: {tenants.BURST_S:g} s of tokens_per_s",
+        f"| `lam` | {predicted_ttft.LAM} |",
+        f"| `excess` | {predicted_ttft.EXCESS} |",
+    ):
+        assert text in PAGE, text
+    assert (shares.OVERDUE_EVERY, view.MOST_HELD) == (4, 3)
+    assert "every fourth grant" in PAGE
+    assert "three at most" in PAGE
