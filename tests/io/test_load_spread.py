@@ -25,6 +25,10 @@ ENDPOINTS = {
     "completions, stream": ("/v1/completions", lambda i: {"prompt": f"{HEAD}{i}", "stream": True}),
     "chat": ("/v1/chat/completions", a_chat),
     "chat, stream": ("/v1/chat/completions", lambda i: a_chat(i, stream=True)),
+    "schedule": (
+        "/v1/schedule",
+        lambda i: {"token_ids": [*range(200), 1000 + i], "model": "sim", "wait": False},
+    ),
 }
 
 
