@@ -18,13 +18,16 @@ from rtp.core.errors import ConfigError
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.frontend.lives import Counters
 from rtp.core.master.booking import Booking
+from rtp.core.master.members import Member
 from rtp.core.master.pool import Pool
 from rtp.core.messages import Ask, Cancel
 from rtp.core.ports import Detokenizer
-from rtp.core.types import FrontendId, RequestId
+from rtp.core.types import FrontendId, RequestId, WorkerId
 from rtp.io.frontend_loop import FrontendLoop
+from rtp.io.handshake import key_id
 from rtp.io.http_auth import Keys
 from rtp.io.http_frontend import make_app
+from rtp.io.http_outside import OutsideWorkers, Told
 from rtp.io.http_schedule import Schedule
 from rtp.io.metrics import Metrics
 from rtp.io.openai_request import Limits, hash_algorithm
@@ -54,6 +57,7 @@ class Api:
         self._api_key = os.environ.get("RTP_API_KEY")
         self._admin_key = os.environ.get("RTP_ADMIN_KEY")
         self._tenants = read_keys(config.api_key_file) if config.api_key_file else None
+        self._keys = Keys(self._api_key, self._admin_key, self._tenants or {})
         self._tokenizers: dict[str, Tokenizer] = {}
         frontend_id = FrontendId(f"frontend-{secrets.token_hex(4)}")
         self.requests = Frontend(frontend_id, self._detokenizer)
@@ -100,6 +104,7 @@ class Api:
         *,
         pools: Callable[[], Mapping[str, Pool]],
         booked: Callable[[RequestId], Booking | None],
+        outside: OutsideWorkers,
         lease_s: float,
     ) -> Schedule:
         """The routes of router-only mode, under the same keys; io/http_schedule has the rest."""
@@ -108,10 +113,29 @@ class Api:
             pools=pools,
             booked=booked,
             cards=self.loop.models,
-            keys=Keys(self._api_key, self._admin_key, self._tenants or {}),
+            outside=outside,
+            keys=self._keys,
             limits=Limits(self._secret, algorithm=hash_algorithm(self._tenants)),
             metrics=self._metrics,
             lease_s=lease_s,
+        )
+
+    def outside(
+        self,
+        *,
+        tell: Callable[[WorkerId, Told], None],
+        leave: Callable[[WorkerId, int], None],
+        refusal: Callable[[WorkerId, int], str],
+        member: Callable[[WorkerId], Member | None],
+    ) -> OutsideWorkers:
+        """The routes by which engines of others are told of (io/http_outside)."""
+        return OutsideWorkers(
+            self._keys,
+            key_id=key_id(self._secret),
+            tell=tell,
+            leave=leave,
+            refusal=refusal,
+            member=member,
         )
 
     def offer(self, card: ModelCard, *, replace: bool = False) -> None:

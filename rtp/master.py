@@ -19,6 +19,7 @@ from rtp.config import MOST_TENANTS, MasterConfig
 from rtp.core import plugins
 from rtp.core.commands import Note
 from rtp.core.errors import RtpError
+from rtp.core.events import From, LinkDown
 from rtp.core.master.master import Master
 from rtp.core.master.tenants import Tenants
 from rtp.core.messages import Ask, Cancel
@@ -92,10 +93,17 @@ class MasterServer:
         self._requests = self._api.requests
         desk_id = FrontendId(f"schedule-{secrets.token_hex(4)}")
         self.desk = Desk(desk_id, lambda message: self.loop.from_frontend(desk_id, message))
+        outside = self._api.outside(
+            tell=lambda worker_id, message: self.loop.driver.tell(From(worker_id, message)),
+            leave=lambda worker_id, epoch: self.loop.driver.tell(LinkDown(worker_id, epoch)),
+            refusal=self._core.refusal,
+            member=self._core.fleet.members.get,
+        )
         schedule = self._api.schedule(
             self.desk,
             pools=lambda: self._core.fleet.pools,
             booked=self._core.booked,
+            outside=outside,
             lease_s=config.schedule_lease_s,
         )
         self._listener = listen(config.host, config.port)
@@ -104,7 +112,7 @@ class MasterServer:
             placement=lambda request_id: self._core.placement(RequestId(request_id)),
             clients=config.frontend,
         )
-        app.add_routes([*self.loop.routes(), *schedule.routes()])
+        app.add_routes([*self.loop.routes(), *schedule.routes(), *outside.routes()])
         self._runner = make_runner(app, HotRoutes(schedule.find, STEMS))
         self._watch = LoopWatch(self.loop.driver.times)
         self.metrics.watch(loop=self.loop.driver.times)

@@ -66,6 +66,10 @@ class Register(Message, frozen=True, tag=1):
     transfer: tuple[float, float] = (0.0, 0.0)
     """Of those transports, measured or configured: seconds until the first token's pages, tokens
     per second from then on (0: without end)."""
+    silence_s: float = 0.0
+    """Above 0: an engine of somebody else, known by what is told of it over HTTP (router-only
+    mode). It is not dialled, takes only grants that nobody submits, and is given up after so long
+    without a word."""
 
 
 # ---------------------------------------------------------------- Master <-> worker, link
@@ -321,6 +325,8 @@ class Done(Message, frozen=True, tag=14):
     """Prompt tokens found in the cache and not computed; -1: not told."""
     generated: int
     """Output tokens of all choices; -1: not told."""
+    prefill_s: float = 0.0
+    """What computing the rest of the prompt took, for the predictor; 0: not told."""
 
 
 class Renew(Message, frozen=True, tag=15):

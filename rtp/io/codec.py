@@ -30,7 +30,7 @@ from rtp.core.messages import (
 )
 from rtp.core.types import HASH_BYTES
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 """Raised with every change of a message; peers of another version are refused in the handshake."""
 MAX_TRANSPORTS = 16
 MAX_FRAME_BYTES = 32 << 20

@@ -31,6 +31,7 @@ from rtp.io.fast_http import Call, Handler
 from rtp.io.http_account import REQUEST_ID, usable_id
 from rtp.io.http_auth import Keys
 from rtp.io.http_body import header_seconds, header_text, read_json, seconds
+from rtp.io.http_outside import OutsideWorkers
 from rtp.io.metrics import Metrics
 from rtp.io.openai_prompts import pack_checked
 from rtp.io.openai_request import HASH_INLINE_BYTES, Caller, Limits, bounded_chat_id, tenant_salt
@@ -71,6 +72,7 @@ class Schedule:
         pools: Callable[[], Mapping[str, Pool]],
         booked: Callable[[RequestId], Booking | None],
         cards: Mapping[str, ModelCard],
+        outside: OutsideWorkers,
         keys: Keys,
         limits: Limits,
         metrics: Metrics,
@@ -80,11 +82,13 @@ class Schedule:
         self._pools = pools
         self._booked = booked
         self._cards = cards
+        self._outside = outside
         self._keys = keys
         self._limits = limits
         self._metrics = metrics
         self._lease_s = lease_s
         self._numbers = itertools.count(1)
+        self._hot = {b"done": self._hot_done, b"renew": self._hot_renew}
         self._schedule = msgspec.json.Decoder(ScheduleBody)
         self._done = msgspec.json.Decoder(DoneBody)
         self._renew = msgspec.json.Decoder(RenewBody)
@@ -123,7 +127,7 @@ class Schedule:
             raise
         if isinstance(message, Refuse):
             raise _refusal(message)
-        return _json(self._placed(message))
+        return _json(self._placed(message, hashes))
 
     async def _done_route(self, request: web.Request) -> web.Response:
         tenant = self._keys.tenant(request)
@@ -140,13 +144,12 @@ class Schedule:
 
     def find(self, method: bytes, target: bytes) -> Handler | None:
         """For io/fast_http."""
-        if method == b"POST":
-            if target == b"/v1/schedule":
-                return self._hot_schedule
-            if target.endswith(b"/done"):
-                return self._hot_done
-            return self._hot_renew if target.endswith(b"/renew") else None
-        return self._hot_cancel if method == b"DELETE" else None
+        if method == b"POST" and target == b"/v1/schedule":
+            return self._hot_schedule
+        parts = target.split(b"/")
+        if method == b"DELETE" and len(parts) == 4:
+            return self._hot_cancel
+        return self._hot.get(parts[4]) if method == b"POST" and len(parts) == 5 else None
 
     def _hot_schedule(self, call: Call) -> None:
         try:
@@ -161,7 +164,7 @@ class Schedule:
             if isinstance(message, Refuse):
                 self._fail(call, PATH, _refusal(message))
             else:
-                self._answer(call, PATH, self._placed(message), message.request_id)
+                self._answer(call, PATH, self._placed(message, ask.hashes), message.request_id)
 
         def gone() -> None:
             self._desk.call_off(ask.request_id, ask.attempt, "client gone")
@@ -224,6 +227,8 @@ class Schedule:
         if outcome == "cancelled":
             self._desk.call_off(grant.request_id, grant.attempt, "cancelled")
         else:
+            if outcome == "done":
+                self._outside.ran(grant)
             self._desk.tell(
                 Done(
                     grant.request_id,
@@ -232,6 +237,7 @@ class Schedule:
                     _or(told.prompt_tokens, 0),
                     _or(told.cached_tokens, -1),
                     _or(told.generated_tokens, -1),
+                    told.prefill_s or 0.0,
                 )
             )
         return b'{"status":"settled"}'
@@ -350,7 +356,8 @@ class Schedule:
     def _new_id(self) -> RequestId:
         return RequestId(f"{self._desk.frontend_id}-{next(self._numbers)}")
 
-    def _placed(self, grant: Grant) -> bytes:
+    def _placed(self, grant: Grant, hashes: Hashes) -> bytes:
+        self._outside.placed(grant, hashes)
         return self._encode(
             Placed(
                 grant.request_id,

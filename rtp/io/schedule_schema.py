@@ -10,7 +10,7 @@ import base64
 import binascii
 import re
 import struct
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -65,6 +65,41 @@ class DoneBody(Body, frozen=True):
     prompt_tokens: Count | None = None
     cached_tokens: Count | None = None
     generated_tokens: Count | None = None
+    prefill_s: Seconds | None = None
+
+
+class WorkerBody(Body, frozen=True):
+    """PUT /v1/schedule/workers/{id}: an engine of somebody else."""
+
+    model: Name
+    address: Annotated[str, Meta(min_length=1, max_length=256)]
+    block_size: Annotated[int, Meta(ge=1, le=65536)]
+    kv_tokens: Annotated[int, Meta(ge=1, lt=2**40)]
+    max_model_len: Annotated[int, Meta(ge=1, lt=2**31)]
+    ranks: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    max_requests: Count | None = None
+    max_batch_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    profile: Annotated[list[float], Meta(min_length=6, max_length=6)] | None = None
+    silence_s: Annotated[float, Meta(ge=1, le=86400)] | None = None
+    cache_events: bool | None = None
+    tails_leave_first: bool | None = None
+
+
+class CacheChange(Body, frozen=True):
+    """What one rank gained and lost; `removed` comes before `stored`."""
+
+    rank: Count | None = None
+    tier: Literal["device", "host", "store"] | None = None
+    stored: HashList | None = None
+    removed: HashList | None = None
+
+
+class CacheBody(Body, frozen=True):
+    """POST /v1/schedule/workers/{id}/cache."""
+
+    changes: list[CacheChange] | None = None
+    cleared: bool | None = None
+    """All that the worker held, on every rank, was gone before `changes`."""
 
 
 class RenewBody(Body, frozen=True):

@@ -108,7 +108,7 @@ MESSAGES: list[AnyMessage] = [
     Rejected(R, 1, "draining", True),
     Ack((AckItem(R, 1, 0, 5), AckItem(R, 1, 1, -1, True))),
     Cancel(R, 1, "client gone", 7),
-    Done(R, 1, "done", 17, 16, 4),
+    Done(R, 1, "done", 17, 16, 4, 0.25),
     Renew(R, 1, 30.0, True),
 ]
 

@@ -177,7 +177,7 @@ class LiveCluster:
         """Returns when so many workers (default: all) can take requests, and a model is served."""
         count = len(self.workers) if count is None else count
         async with asyncio.timeout(60):
-            while self.num_ready() < count or not self._offered():
+            while self.num_ready() < count or (count and not self._offered()):
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
                     # A worker becomes ready by a Status, of which no Note tells.

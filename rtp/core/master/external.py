@@ -43,6 +43,11 @@ class External:
             totals.hit_tokens += done.cached_tokens
             if booking.grant.matched_tokens and not done.cached_tokens:
                 totals.missed_predictions += 1
+        new = done.prompt_tokens - max(done.cached_tokens, 0)
+        if ran and done.prefill_s > 0 and new > 0:
+            member, _ = self._fleet.at_row(booking.row)
+            member.hardware.observe_prefill(new, max(done.cached_tokens, 0), done.prefill_s)
+            self._fleet.learned(member)
         used = _expected(booking)
         if done.cached_tokens >= 0 and done.generated >= 0:
             used = done.prompt_tokens - done.cached_tokens + done.generated

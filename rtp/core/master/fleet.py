@@ -107,6 +107,9 @@ class Fleet:
             if register.epoch < known.register.epoch:
                 self.num_stale += 1
                 return []
+            if register == known.register and known.outside:
+                known.heard_at = now
+                return []
             if register == known.register:
                 return known.dial_early()
         refusal = self._mismatch(register)
@@ -120,6 +123,8 @@ class Fleet:
         if rows is None:
             return out + self._refuse(register, "the rank table is full", now)
         member = Member(register, rows, self._hardware(register), since=now)
+        if member.outside:
+            member.state, member.heard_at = MemberState.LIVE, now
         hardware = member.hardware
         hardware.rows = np.concatenate([hardware.rows, rows])
         self._ranks.classes[rows] = hardware.index
@@ -138,7 +143,7 @@ class Fleet:
         self.refresh(member)
         facts = member.facts() | {"role": str(register.role), "model": register.model}
         out.append(Note("worker.registered", facts))
-        return [*out, member.dial()]
+        return out if member.outside else [*out, member.dial()]
 
     def _mismatch(self, register: Register) -> str:
         """Why this worker cannot serve beside the others of its model; "" if it can."""

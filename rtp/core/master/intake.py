@@ -146,6 +146,8 @@ class Intake:
             unknown = pool is None and len(self._fleet.members)
             gates = self._admission
             return _refused(ask, (gates.unknown_model if unknown else gates.no_worker)(ask))
+        if pool.outside and not ask.lease_s:
+            return _refused(ask, self._admission.no_worker(ask))
         refusal = self._facts(ask, pool)
         if refusal is not None:
             return _refused(ask, refusal)

@@ -40,6 +40,8 @@ class Links:
         member = self._members.current(worker_id, epoch)
         if member is None:
             return []
+        if member.outside:
+            return self._fleet.remove(member, MemberState.LOST, "signed off", now)
         out: list[Command] = []
         if member.linked:
             member.state = MemberState.RECONNECTING
@@ -108,6 +110,8 @@ class Links:
                     out += self._fleet.remove(member, MemberState.FAILED, "never reached", now)
                 case state if state is not MemberState.DIALLING and now >= member.mute_at:
                     out += self._fleet.remove(member, MemberState.LOST, "no status", now)
+                case MemberState.LIVE if member.outside:
+                    out += self._fleet.remove(member, MemberState.LOST, "silent", now)
                 case MemberState.LIVE:
                     member.state = MemberState.SUSPECT
                     self._fleet.refresh(member)

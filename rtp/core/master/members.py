@@ -120,6 +120,11 @@ class Member:
         return self.state in (MemberState.LINKED, MemberState.LIVE, MemberState.SUSPECT)
 
     @property
+    def outside(self) -> bool:
+        """An engine of somebody else: no link, no Status."""
+        return self.register.silence_s > 0
+
+    @property
     def usable(self) -> bool:
         """May get new grants."""
         return self.state is MemberState.LIVE and not self.draining and not self.hung
@@ -150,10 +155,12 @@ class Member:
     @property
     def mute_at(self) -> float:
         """When it is given up unless a Status comes, whatever else it does."""
-        return max(self.status_at, self.since) + FAIL_S
+        return inf if self.outside else max(self.status_at, self.since) + FAIL_S
 
     def next_check(self) -> float:
         """When time alone changes its state."""
+        if self.outside:
+            return self.heard_at + self.register.silence_s
         match self.state:
             case MemberState.DIALLING:
                 return min(self.next_dial, self.since + FAIL_S)

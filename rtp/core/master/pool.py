@@ -59,6 +59,8 @@ class Pool:
         self.at = Rows(NO_ROWS, NO_ROWS)
         """The same, to read columns by."""
         self._all_rows: IntArray = NO_ROWS
+        self.outside = False
+        """Its workers are engines of others, to which no frontend can submit."""
         self.block_size = 0
         self.max_model_len = 0
         self.kv_total = 0.0
@@ -88,6 +90,7 @@ class Pool:
         self.rows = np.sort(np.concatenate(usable)) if usable else NO_ROWS
         self.at = Rows(self.rows, ranks.classes[self.rows])
         if members:
+            self.outside = members[0].outside  # kv_format keeps them apart from others
             self.block_size = members[0].register.block_size
             self.max_model_len = max(m.register.max_model_len for m in members)
             self.kv_total = float(max(max(m.register.kv_total) for m in members))
