@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -92,7 +93,11 @@ def make_app(
     async def exposition(request: web.Request) -> web.Response:
         keys.check_metrics(request)
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=metrics.text(), headers=headers)
+        parts = []
+        for part in metrics.slices():
+            parts.append(part)
+            await asyncio.sleep(0)
+        return web.Response(body=b"".join(parts), headers=headers)
 
     async def placed(request: web.Request) -> web.Response:
         assert placement is not None

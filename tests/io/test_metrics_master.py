@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 
 from rtp.core.master.tenants import Tenants, Terms
 from rtp.core.messages import Delta, GroupCost
-from rtp.io.metrics import Metrics
+from rtp.io.metrics import SLICE, Metrics
+from rtp.io.metrics_facts import WithAliases
 from rtp.io.metrics_master import Overview
 from tests.io.test_metrics import samples, value
 from tests.support.fleet import Fleet, Worker, hashes_of
@@ -171,3 +173,19 @@ def test_what_stepping_together_costs_is_told_by_worker():
     assert value(metrics, "rtp_group_rounds_total") == 1
     assert value(metrics, "rtp_group_grants_total") == 2
     assert fleet.master.overview(fleet.now)["workers"]["g"]["group"]["wait_share"] == 1 / 3
+
+
+def test_a_large_exposition_comes_in_small_parts_that_make_a_whole():
+    fleet = Fleet(check=False, max_ranks=1024)
+    for i in range(100):
+        fleet.add(f"w{i:03d}", ranks=8)
+    metrics = watched(fleet)
+    parts = list(metrics.slices())
+    assert max(part.count(b"\n") for part in parts) <= SLICE + 2
+    found = samples(metrics)
+    assert sum(name == "rtp_kv_free_tokens" for name, _ in found) == 800
+    labels = {"worker": "w099", "rank": "7", "model_name": "m"}
+    assert value(metrics, "rtp_kv_free_tokens", **labels) == 100_000
+    described = [line for line in b"".join(parts).splitlines() if line[:6] == b"# TYPE"]
+    assert len(described) == len(set(described)), "each family is described once"
+    assert b"".join(parts) == generate_latest(WithAliases(metrics.registry))

@@ -6,13 +6,15 @@ from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rtp.core.master.columns import NUM_REPORTED
 from rtp.core.master.members import SHOWN, Departed, Member
 from rtp.core.master.placement import ROUND_DIGITS, Reasons
 from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import Ranks
 from rtp.core.messages import STATUS_COLUMNS
-from rtp.core.types import RequestId
+from rtp.core.types import IntArray, RequestId
 
 if TYPE_CHECKING:
     from rtp.core.master.master import Master
@@ -174,7 +176,7 @@ def _member(master: Master, member: Member, now: float) -> Facts:
             "decode_error": hardware.decode.error,
             "decode_samples": hardware.decode.num_samples,
         },
-        "ranks": [_rank(master.ranks, row, now) for row in member.rows.tolist()],
+        "ranks": _ranks(master.ranks, member.rows, now),
     }
 
 
@@ -192,17 +194,19 @@ def _group(member: Member) -> Facts | None:
     }
 
 
-def _rank(ranks: Ranks, row: int, now: float) -> Facts:
-    reported: Facts = {
-        name: int(ranks.reported[i, row]) for i, name in enumerate(STATUS_COLUMNS[:NUM_REPORTED])
+def _ranks(ranks: Ranks, rows: IntArray, now: float) -> list[Facts]:
+    """Whole columns at a time: there may be a thousand."""
+    own = {
+        "charged_tokens": ranks.charged_tokens,
+        "charged_requests": ranks.charged_requests,
+        "reserved_tokens": ranks.reserved_tokens,
+        "held": ranks.held,
     }
-    return reported | {
-        "charged_tokens": int(ranks.charged_tokens[row]),
-        "charged_requests": int(ranks.charged_requests[row]),
-        "reserved_tokens": int(ranks.reserved_tokens[row]),
-        "held": int(ranks.held[row]),
-        "busy_s": max(0.0, float(ranks.busy_until[row]) - now),
-    }
+    names = (*STATUS_COLUMNS[:NUM_REPORTED], *own, "busy_s")
+    counts = np.concatenate([ranks.reported[:, rows], [column[rows] for column in own.values()]])
+    busy_s = np.maximum(ranks.busy_until[rows] - now, 0.0).tolist()
+    table = zip(*counts.astype(np.int64).tolist(), busy_s, strict=True)
+    return [dict(zip(names, row, strict=True)) for row in table]
 
 
 def _departed(departed: Departed, now: float) -> Facts:
