@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import msgspec
 
@@ -15,9 +15,13 @@ import rtp.core.hashing
 from rtp.core.commands import Command, Send
 from rtp.core.events import Event, From
 from rtp.core.master.prefix_map import PrefixMap
+from rtp.core.master.ranks import Ranks
 from rtp.core.messages import Cancel, Submit, Tokens
+from rtp.core.steps import StepPlan
 from rtp.core.types import Hashes, Ids, Tier
+from rtp.core.worker.batcher import Batcher
 from rtp.core.worker.blocks import BlockManager
+from rtp.core.worker.group import LockstepGroup
 from rtp.core.worker.running import Running
 from rtp.core.worker.sequence import Sequence
 from rtp.core.worker.worker import Worker
@@ -114,10 +118,32 @@ def evicted_keys_kept() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def rank_without_work_left_out() -> Iterator[None]:
+    """Ranks that step together without those that have nothing to do."""
+    plans = LockstepGroup.plans
+
+    def without_dummies(self: LockstepGroup, now: float) -> list[tuple[int, StepPlan]]:
+        with patch.object(Batcher, "dummy_plan", Mock()):
+            return [(rank, plan) for rank, plan in plans(self, now) if not isinstance(plan, Mock)]
+
+    with patch.object(LockstepGroup, "plans", without_dummies):
+        yield
+
+
+@contextmanager
+def group_busy_on_one_rank_only() -> Iterator[None]:
+    """The Master takes ranks for free that wait for another of their group."""
+    with patch.object(Ranks, "_busy_together", Mock()):
+        yield
+
+
 BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "release_skipped_on_cancel": release_skipped_on_cancel,
     "resume_index_off_by_one": resume_index_off_by_one,
     "blocks_shared_before_they_are_written": blocks_shared_before_they_are_written,
     "hash_without_parent": hash_without_parent,
     "evicted_keys_kept": evicted_keys_kept,
+    "rank_without_work_left_out": rank_without_work_left_out,
+    "group_busy_on_one_rank_only": group_busy_on_one_rank_only,
 }

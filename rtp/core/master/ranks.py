@@ -109,7 +109,8 @@ class Ranks:
         self.charged_requests[row] += 1
         self.reserved_tokens[row] += booking.reserved_tokens
         self.busy_until[row] = max(self.busy_until[row], booking.granted_at) + booking.prefill_s
-        self._busy_together(row)
+        if self.groups:
+            self._busy_together(row)
 
     def release(self, booking: Booking) -> None:
         """Gives back whatever the booking still holds. Once: raises IllegalMove the second time."""

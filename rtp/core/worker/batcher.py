@@ -223,6 +223,11 @@ class Batcher:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
+    @property
+    def next_step(self) -> int:
+        """Number of the next plan."""
+        return self._in_flight.next_step
+
     def decodes(self) -> bool:
         """Whether its next step has rows that decode. Cost O(running)."""
         return any(seq.to_compute and not seq.in_prefill for seq in self._running)

@@ -64,6 +64,9 @@ class Group:
         """When plans() is to be asked though nothing happened."""
         return None
 
+    def check(self) -> None:
+        """Raises AssertionError unless the ranks stand as they should to each other."""
+
 
 class LockstepGroup(Group):
     """Ranks that step together, under one step number."""
@@ -114,6 +117,9 @@ class LockstepGroup(Group):
 
     def next_deadline(self) -> float | None:
         return self._gathering.next_deadline()
+
+    def check(self) -> None:
+        assert len({rank.batcher.next_step for rank in self._ranks}) == 1, "a rank was left out"
 
 
 class Gathering:

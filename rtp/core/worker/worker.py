@@ -182,6 +182,7 @@ class Worker:
         for index, rank in enumerate(self._ranks):
             rank.batcher.check(self.handovers.pages(index))
         self._attempts.check()
+        self._group.check()
         self.handovers.check(self._attempts)
         for attempt in self._attempts:
             assert attempt.streams
