@@ -2,8 +2,8 @@
 
 Reading every frame as it comes would wake the loop for each: a third of the cost of many links is
 waking up. With few links the loop is woken at once, with more a 5 ms timer drains all that waits.
-At most eight sockets are read a turn, so that arrivals never wait behind reports; the rest keeps
-its place.
+At most eight sockets and 32 KB are read a turn, however much waits (a worker that comes back sends
+all it holds), so that arrivals never wait behind reports; the rest keeps its place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ EAGER_LINKS = 8
 """Up to so many links the loop is woken by each frame."""
 DRAIN_S = 0.005
 SOCKETS_A_TURN = 8
-READ_BYTES = 256 << 10
+BYTES_A_TURN = 32 << 10
+"""About 2,000 keys, which take the map some 2 ms."""
 
 
 class Links:
@@ -52,7 +53,7 @@ class Links:
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
-        self._buffer = bytearray(READ_BYTES)
+        self._buffer = bytearray(BYTES_A_TURN)
         self._dials: dict[WorkerId, tuple[int, asyncio.Task[None]]] = {}
         self._links: dict[WorkerId, _Link] = {}
         self._by_fd: dict[int, _Link] = {}
@@ -188,34 +189,38 @@ class Links:
     def _drain_by_timer(self) -> None:
         if self._eager:
             return
-        more = self._drain() == SOCKETS_A_TURN
+        more = self._drain()
         self._timer = self._loop.call_later(0 if more else DRAIN_S, self._drain_by_timer)
 
-    def _drain(self) -> int:
-        """Reads the sockets that wait, each once, at most SOCKETS_A_TURN; returns how many."""
+    def _drain(self) -> bool:
+        """Reads sockets that wait, each once, as many and as much as a turn may; whether some may
+        be left."""
         ready = self._epoll.poll(0, SOCKETS_A_TURN)
+        left = BYTES_A_TURN
         for fd, mask in ready:
             link = self._by_fd.get(fd)
             if link is None:
                 continue  # dropped by an event of this very turn
             if mask & select.EPOLLOUT:
                 self._write(link)
-            if mask & ~select.EPOLLOUT and not link.closed:
-                self._read(link)
-        return len(ready)
+            if left and mask & ~select.EPOLLOUT and not link.closed:
+                left -= self._read(link, left)
+        return len(ready) == SOCKETS_A_TURN or not left
 
-    def _read(self, link: _Link) -> None:
+    def _read(self, link: _Link, most: int) -> int:
+        """Takes at most so many bytes; returns how many there were."""
         try:
-            size = link.sock.recv_into(self._buffer)
+            size = link.sock.recv_into(self._buffer, most)
         except BlockingIOError:
-            return
+            return 0
         except OSError as error:
             self._lose(link, str(error))
-            return
+            return 0
         if not size:
             self._lose(link, "the worker closed it")
-            return
+            return 0
         self._take(link, memoryview(self._buffer)[:size])
+        return size
 
     def _take(self, link: _Link, data: memoryview) -> None:
         try:

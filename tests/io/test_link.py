@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import numpy as np
 import pytest
 
+from rtp.core.commands import Command
 from rtp.core.errors import ProtocolError
 from rtp.core.events import From, LinkDown, LinkUp, MasterDown, MasterUp
 from rtp.core.messages import STATUS_COLUMNS, Delta, Fence, KeyChange, Poll, Status
@@ -254,6 +256,35 @@ async def test_many_links_are_drained_by_a_timer(monkeypatch: pytest.MonkeyPatch
             assert made._eager
             a.loop._link.send(status(a, 2))
             await core.got(From, count=5)
+
+
+async def test_a_worker_that_sends_much_at_once_is_read_in_turns(monkeypatch: pytest.MonkeyPatch):
+    """What a worker tells when it comes back must not stop the Master for as long as it takes."""
+    monkeypatch.setattr(worker_link, "BYTES_A_TURN", 1000)
+    core, made = links()
+    loop, turns, taken = asyncio.get_running_loop(), 0, Counter[int]()
+
+    def next_turn() -> None:
+        nonlocal turns
+        turns += 1
+        if not made._closed:
+            loop.call_soon(next_turn)
+
+    def take(event: object) -> list[Command]:
+        taken[turns] += isinstance(event, From)
+        return []
+
+    async with a_worker() as worker:
+        with closing(made):
+            await link_to(worker, made, core)
+            core.answer = take
+            next_turn()
+            size = len(frame(status(worker, 0)))
+            for i in range(200):
+                worker.loop._link.send(status(worker, i))
+            got = await core.got(From, count=200)
+            assert [event.message.seq for event in got] == list(range(200))
+            assert max(taken.values()) <= 1000 // size + 1
 
 
 async def test_a_worker_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch):

@@ -1,27 +1,39 @@
-"""Which rank a chat was served by last: a preference between equals, never a duty."""
+"""Which rank a chat was served by last: a preference between equals, never a duty.
+
+The table lies in shards: one dict whose entries come and go is rebuilt over and over, and with
+100,000 chats in it each rebuild stops the Master for 8 ms.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from zlib import crc32
 
 from rtp.core.types import WorkerId
 
+SHARD_CHATS = 1024
+Shard = OrderedDict[tuple[str, str], tuple[float, WorkerId, int]]
+
 
 class Affinity:
-    """(tenant, chat id) -> (worker id, rank), at most `capacity` chats, each for `age_s` after its
-    last use. Worker ids outlive restarts, so a chat finds its machine again."""
+    """(tenant, chat id) -> (worker id, rank), at most `capacity` chats, each for `age_s` after
+    its last use. Worker ids outlive restarts, so a chat finds its machine again."""
 
     def __init__(self, capacity: int, age_s: float) -> None:
-        self._capacity = capacity
+        num_shards = max(1, capacity // SHARD_CHATS)
+        self._shard_capacity = capacity // num_shards
         self._age_s = age_s
-        self._places: OrderedDict[tuple[str, str], tuple[float, WorkerId, int]] = OrderedDict()
+        self._shards: list[Shard] = [OrderedDict() for _ in range(num_shards)]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return sum(map(len, self._shards))
 
     def find(self, tenant: str, chat_id: str, now: float) -> tuple[WorkerId, int] | None:
-        self._forget_old(now)
-        found = self._places.get((tenant, chat_id)) if chat_id else None
+        if not chat_id:
+            return None
+        shard = self._shard(chat_id)
+        self._forget_old(shard, now)
+        found = shard.get((tenant, chat_id))
         return found[1:] if found else None
 
     def remember(
@@ -29,15 +41,20 @@ class Affinity:
     ) -> None:
         if not chat_id:
             return
-        self._places.pop((tenant, chat_id), None)
-        self._places[tenant, chat_id] = (now, worker_id, rank)
-        if len(self._places) > self._capacity:
-            self._places.popitem(last=False)
+        shard = self._shard(chat_id)
+        self._forget_old(shard, now)
+        shard.pop((tenant, chat_id), None)
+        shard[tenant, chat_id] = (now, worker_id, rank)
+        if len(shard) > self._shard_capacity:
+            shard.popitem(last=False)
 
-    def _forget_old(self, now: float) -> None:
+    def _shard(self, chat_id: str) -> Shard:
+        return self._shards[crc32(chat_id.encode()) % len(self._shards)]
+
+    def _forget_old(self, shard: Shard, now: float) -> None:
         """Least recently used first, so that the oldest stand in front."""
-        while self._places:
-            key, (used, _, _) = next(iter(self._places.items()))
+        while shard:
+            key, (used, _, _) = next(iter(shard.items()))
             if now - used <= self._age_s:
                 return
-            del self._places[key]
+            del shard[key]

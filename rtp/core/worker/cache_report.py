@@ -15,8 +15,8 @@ from rtp.core.types import HASH_BYTES, Tier, WorkerId
 from rtp.core.worker.blocks import BlockManager
 from rtp.core.worker.stats import Stats
 
-SLICE_KEYS = 4096
-MAX_DELTA_KEYS = 16384
+SLICE_KEYS = 1024
+MAX_DELTA_KEYS = 4096
 """A larger change is told as a snapshot, whose slices the Master can take one at a time."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rtp.core.master.affinity import Affinity
+from rtp.core.master.affinity import SHARD_CHATS, Affinity
 from rtp.core.types import WorkerId
 
 HERE, THERE = WorkerId("here"), WorkerId("there")
@@ -41,3 +41,17 @@ def test_an_old_chat_is_forgotten():
     assert affinity.find("t", "new", 61.0) == (HERE, 0)
     assert affinity.find("t", "old", 61.0) is None
     assert len(affinity) == 1
+
+
+def test_many_chats_lie_in_small_tables_and_stay_bounded():
+    """One large table would stop the Master whenever it is rebuilt."""
+    affinity = Affinity(10_000, 60.0)
+    for i in range(30_000):
+        affinity.remember("t", f"chat {i}", HERE, i, now=0.0)
+    assert max(map(len, affinity._shards)) <= 2 * SHARD_CHATS
+    assert len(affinity) <= 10_000
+    newest = [affinity.find("t", f"chat {i}", 1.0) for i in range(29_000, 30_000)]
+    assert newest == [(HERE, i) for i in range(29_000, 30_000)]
+    for i in range(30_000):
+        affinity.find("t", f"chat {i}", 61.0)
+    assert len(affinity) == 0
