@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,17 @@ class Offer(Candidates):
     """Columns of a View for the ranks that may take this request. A policy reads some three of
     twelve: the others cost nothing."""
 
-    __slots__ = ("_affine_row", "_at", "_block_size", "_match", "_most", "_view")
+    __slots__ = (
+        *("_affine_row", "_at", "_block_size", "_mask", "_match", "_most", "_view"),
+        "num_candidates",
+    )
 
+    num_candidates: int
     _view: View
     _at: IntArray | None
-    """Where they stand in the view; None: all of it."""
+    """Where the rows stand in the view; None: they are all of it."""
+    _mask: BoolArray | None
+    """Which of them are candidates; None: all."""
     _match: Match
     _most: int
     _block_size: int
@@ -45,11 +52,15 @@ class Offer(Candidates):
         most: int,
         block_size: int,
         affine_row: int,
+        whole: bool = False,
     ) -> None:
-        """offered: [R] of view.rows. matched: [R] tokens of `match` on device, at most `most`."""
-        whole = np.count_nonzero(offered) == len(offered)
+        """offered: [R] of view.rows. matched: [R] tokens of `match` on device, at most `most`.
+        whole: show the policy the other ranks, too, for its scores of them do no harm."""
+        num = int(np.count_nonzero(offered))
+        _put(self, "num_candidates", num)
+        _put(self, "_mask", offered if whole and num < len(offered) else None)
         _put(self, "_view", view)
-        _put(self, "_at", None if whole else offered.nonzero()[0])
+        _put(self, "_at", None if whole or num == len(offered) else offered.nonzero()[0])
         _put(self, "_match", match)
         _put(self, "_most", most)
         _put(self, "_block_size", block_size)
@@ -86,18 +97,23 @@ class Offer(Candidates):
         whole = self._view.coefficients
         return whole if self._at is None or whole.shape[1] == 1 else whole.take(self._at, axis=1)
 
+    def masked(self, scores: FloatArray) -> FloatArray:
+        """A policy's scores, ours to change: minus infinity for ranks that are no candidates."""
+        return scores.copy() if self._mask is None else np.where(self._mask, scores, -inf)
+
     def least(self, ties: IntArray) -> int:
-        """Of candidates with equal scores: a ready one, the chat's own, the least loaded, the
-        lowest id."""
+        """Of candidates with equal scores, ascending: a ready one, the chat's own, the least
+        loaded, the lowest id."""
         view, at = self._view, self._at
-        rows = ties if at is None else at.take(ties)
-        keys = (
-            view.rows.take(rows),
-            view.load.take(rows),
-            view.rows.take(rows) != self._affine_row,
-            ~view.ready.take(rows),
-        )
-        return int(ties[np.lexsort(keys)[0]])
+        where = ties if at is None else at.take(ties)
+        ready = view.ready.take(where)
+        if 0 < np.count_nonzero(ready) < len(ties):
+            ties, where = ties[ready], where[ready]
+        if self._affine_row >= 0:
+            own = (view.rows.take(where) == self._affine_row).nonzero()[0]
+            if len(own):
+                return int(ties[own[0]])
+        return ties.item(view.load.take(where).argmin())
 
     def ready(self, index: int) -> bool:
         """Whether this candidate takes it now."""

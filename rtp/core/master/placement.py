@@ -87,6 +87,7 @@ class Placement:
         self._place_of = place_of
         self._routing = routing
         self._holds = bool(getattr(routing, "holds", False))
+        self._by_row = bool(getattr(routing, "by_row", False))
         self._matches = matches
         self._kept = kept
         self._reasons: OrderedDict[RequestId, Reasons] = OrderedDict()
@@ -108,19 +109,24 @@ class Placement:
     ) -> Choice | None:
         """The best rank for one request, or None when no ready rank can take it.
 
-        allowed: [R] of view.rows, those open to this request. expected_output: tokens of one
-        choice. Cost: one prefix match, about 15 array calls and those of the policy, whatever R.
+        allowed: [R] of view.rows, those open to this request; view.open if it is all that are.
+        expected_output: tokens of one choice. Cost: one prefix match, some 10 array calls and those
+        of the policy, whatever R.
         """
         self.num_looks += 1
         ask = waiting.ask
         match = self._matches.of(ask.hashes)
         most = reusable(ask.num_tokens, block_size)
-        matched = np.minimum(view.at.of(match.device) * block_size, most)
-        fits = allowed & (view.room >= (ask.num_tokens + ask.n * expected_output) - matched)
-        ready = fits & view.ready
+        matched = view.at.of(match.device) * block_size
+        if match.best * block_size > most:
+            matched = np.minimum(matched, most)
+        need = ask.num_tokens + ask.n * expected_output
+        ready, offered = view.ready, view.offered if self._holds else view.ready
+        if allowed is not view.open or need > view.least_room:
+            fits = allowed & (view.room >= need - matched)
+            ready, offered = fits & ready, fits & offered
         if not np.count_nonzero(ready):
             return None
-        offered = fits & (view.ready | view.worth_a_wait) if self._holds else ready
         offer = Offer(
             view,
             offered,
@@ -129,6 +135,7 @@ class Placement:
             block_size=block_size,
             most=most,
             affine_row=affine_row,
+            whole=self._by_row,
         )
         query = Query(
             num_tokens=ask.num_tokens,
@@ -169,20 +176,22 @@ class Placement:
     def _score(self, query: Query, offer: Offer, predict: RankPredict) -> tuple[FloatArray, str]:
         """The policy's scores, ours to change; least predicted wait where it fails."""
         try:
-            scores = np.array(self._routing.score(query, offer, predict), dtype=np.float64)
+            scores = np.asarray(self._routing.score(query, offer, predict), dtype=np.float64)
         except Exception as error:  # a user's policy may raise anything; serving goes on
             reason = f"raised {type(error).__name__}: {error}"[:MOST_REASON]
         else:
             if scores.shape != (len(offer),):
                 reason = f"returned shape {scores.shape}, not {(len(offer),)}"
-            elif isnan(scores.item(scores.argmax())):
-                reason = "returned NaN"
             else:
-                return scores, ""
+                scores = offer.masked(scores)
+                if not isnan(scores.item(scores.argmax())):
+                    return scores, ""
+                reason = "returned NaN"
         self.num_fallbacks += 1
         self.last_fallback = reason
         matched = offer.matched_tokens
-        return -(offer.wait_s + predict.prefill_s(query.num_tokens - matched, matched)), reason
+        prefill_s = predict.prefill_s(query.num_tokens - matched, matched)
+        return offer.masked(-(offer.wait_s + prefill_s)), reason
 
     def _keep(
         self,
@@ -196,7 +205,7 @@ class Placement:
     ) -> None:
         """Remembers the numbers of the best. Uses the scores up."""
         top = []
-        for at in range(min(TOLD, len(scores))):
+        for at in range(min(TOLD, offer.num_candidates)):
             index = int(scores.argmax()) if at else best
             cached = offer.matched_tokens.item(index)
             prefill_s = predict.prefill_of(index, ask.num_tokens - cached, cached)
@@ -206,7 +215,7 @@ class Placement:
             scores[index] = -inf
         self._reasons.pop(ask.request_id, None)
         self._reasons[ask.request_id] = Reasons(
-            self.num_decisions, now, tuple(top), len(scores), fallback
+            self.num_decisions, now, tuple(top), offer.num_candidates, fallback
         )
         self.num_decisions += 1
         if len(self._reasons) > self._kept:

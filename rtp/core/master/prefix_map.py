@@ -112,25 +112,28 @@ class PrefixMap:
         """
         pending, confirmed = self._pending[rank], self._confirmed[rank]
         keys = _keys(hashes)
-        counted = [key for key in keys[:held] if key in pending] if pending else []
-        for key in counted:
-            pending[key] += 1
-        bit = self._bits.of(rank)
+        if pending and held:
+            again = [key for key in keys[:held] if key in pending]
+            for key in again:
+                pending[key] += 1
+        else:
+            again = []
+        bit, shards = self._bits.of(rank), self._shards
         new = []
         for key in keys[held:]:
-            counted.append(key)
             if key in pending:
                 pending[key] += 1
                 continue
-            owners = self._shards[key >> SHIFT].get(key)
+            owners = shards[key >> SHIFT].get(key)
             if owners is not None and owners.device & bit:
                 confirmed[key] = confirmed.get(key, 0) + 1
             else:
                 pending[key] = 1
                 new.append(key)
-        for key in self._set(new, rank, Tier.DEVICE) if new else ():
-            del pending[key]
-        return counted
+        if new:
+            for key in self._set(new, rank, Tier.DEVICE):
+                del pending[key]
+        return [*again, *keys[held:]]
 
     def settle(self, rank: int, hashes: Hashes | Sequence[int]) -> None:
         """Takes back one arrival of each block; blocks neither confirmed nor still awaited go.

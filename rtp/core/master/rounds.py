@@ -134,15 +134,15 @@ class Rounds:
 
     def _next(self, pool: Pool, view: View, now: float) -> Waiting | None:
         """The request to look at, if any rank could take one."""
-        ready = view.ready
+        rooms = view.best_room
         if pool.reserved is not None:
             row, waiting = pool.reserved
             mine = view.rows == row
-            if (ready & mine & (view.room >= pool.window.need(waiting))).any():
+            if (mine & (rooms >= pool.window.need(waiting))).any():
                 return waiting
-            ready = ready & ~mine
-        room = np.where(ready, view.room, -inf).max()
-        return pool.window.best(now, float(room)) if room > -inf else None
+            rooms = np.where(mine, -inf, rooms)
+        room = rooms.item(rooms.argmax())
+        return pool.window.best(now, room) if room > -inf else None
 
     def _look(
         self, pool: Pool, waiting: Waiting, view: View, now: float, among: BoolArray | None = None

@@ -42,14 +42,16 @@ class View:
     load: FloatArray  # tokens in play, for ties
     open: BoolArray  # has not just refused a grant, and has a row for a further request
     ready: BoolArray  # open, work under the lead, and a further number fits the mask of Status
-    worth_a_wait: BoolArray  # few enough requests are held for it
+    offered: BoolArray  # ready, or open and few enough requests are held for it
     reported_at: FloatArray  # when its last Status came
     coefficients: FloatArray  # [6, R]; [6, 1] where all are equal
+    best_room: FloatArray  # of ready ranks; minus infinity elsewhere
+    least_room: float  # no rank has less
 
     __slots__ = (
         *("rows", "busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows"),
         *("context_tokens", "kv_free", "kv_total", "room", "load", "open", "ready"),
-        *("worth_a_wait", "reported_at", "coefficients"),
+        *("offered", "reported_at", "coefficients", "best_room", "least_room"),
         *("at", "_lead_s", "_now", "_ranks"),
     )
 
@@ -77,7 +79,11 @@ class View:
         self.open &= ~of(ranks.refused)
         self.ready = self.open & (self.busy_s < lead_s)
         self.ready &= of(ranks.next_number) - of(ranks.seen_upto) <= MASK_BITS
-        self.worth_a_wait = of(ranks.held) < MOST_HELD
+        self.offered = of(ranks.held) < MOST_HELD
+        self.offered &= self.open
+        self.offered |= self.ready
+        self.best_room = np.where(self.ready, self.room, -inf)
+        self.least_room = float(self.room.min(initial=inf))
         self.reported_at = of(ranks.reported_at)
         self.coefficients = ranks.coefficients(at)
 
@@ -94,11 +100,15 @@ class View:
         requests += ranks.charged_requests.item(row)
         self.num_requests[i] = requests
         expected = prefill + ranks.reserved_tokens.item(row)
-        self.room[i] = reported.item(KV_FREE, row) - expected if requests else inf
+        room = reported.item(KV_FREE, row) - expected if requests else inf
+        self.room[i] = room
+        self.least_room = min(self.least_room, room)
         self.load[i] = expected + reported.item(CONTEXT, row)
         is_open = requests - ranks.parked_requests.item(row) < ranks.most_requests.item(row)
         is_open = is_open and not ranks.refused.item(row)
         self.open[i] = is_open
         numbered = ranks.next_number.item(row) - ranks.seen_upto.item(row) <= MASK_BITS
-        self.ready[i] = is_open and busy_s < self._lead_s and numbered
-        self.worth_a_wait[i] = ranks.held.item(row) < MOST_HELD
+        ready = is_open and busy_s < self._lead_s and numbered
+        self.ready[i] = ready
+        self.best_room[i] = room if ready else -inf
+        self.offered[i] = ready or (is_open and ranks.held.item(row) < MOST_HELD)

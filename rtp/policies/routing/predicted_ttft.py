@@ -31,6 +31,8 @@ class PredictedTtft:
     """Weight of the excess decode time; 0 leaves predicted TTFT alone."""
     holds: bool = True
     """A busy rank may be worth waiting for."""
+    by_row: bool = True
+    """A rank's score depends on its own row only."""
 
     def score(self, query: Query, candidates: Candidates, predict: Predict) -> FloatArray:
         """Minus (wait + step beside others + (1 + lam) * prefill + excess of all decodes), in

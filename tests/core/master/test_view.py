@@ -158,3 +158,35 @@ def test_rows_know_whether_all_are_of_one_hardware():
     assert Rows(CLOSE, np.full(len(CLOSE), 4)).hardware == 4
     assert Rows(CLOSE, np.arange(len(CLOSE))).hardware == MIXED
     assert Rows(CLOSE[:0], CLOSE[:0]).hardware == MIXED
+
+
+def test_an_offer_of_the_whole_ignores_what_a_policy_thinks_of_the_others():
+    view = an_offer(CLOSE)[1]
+    offered = np.arange(len(CLOSE)) % 3 == 0
+    match = Match(device=np.zeros(NUM), host=np.zeros(NUM), best=0)
+    common = {"most": 320, "block_size": 16, "affine_row": -1}
+    whole = Offer(view, offered, match, np.zeros(len(CLOSE)), **common, whole=True)
+    cut = Offer(view, offered, match, np.zeros(len(CLOSE)), **common)
+    assert (len(whole), len(cut)) == (len(CLOSE), offered.sum())
+    assert whole.num_candidates == cut.num_candidates == offered.sum()
+    scores = np.where(offered, -1.0, np.nan)
+    masked = whole.masked(scores)
+    assert masked is not scores
+    np.testing.assert_array_equal(masked, np.where(offered, -1.0, -np.inf))
+    ties = offered.nonzero()[0]
+    assert CLOSE[whole.least(ties)] == cut.rank_ids[cut.least(np.arange(len(cut)))]
+
+
+def test_of_equal_candidates_a_ready_one_the_chats_own_the_least_loaded_then_the_first():
+    offer, view = an_offer(CLOSE)
+    ties = np.arange(len(CLOSE))
+    view.load[:] = 5
+    view.ready[:] = True
+    assert offer.least(ties) == 7 - CLOSE[0]  # the chat's
+    view.ready[7 - CLOSE[0]] = False
+    assert offer.least(ties) == 0
+    view.load[4:6] = 4
+    assert offer.least(ties) == 4
+    view.ready[:] = False
+    view.ready[8] = True
+    assert offer.least(ties) == 8
