@@ -11,6 +11,7 @@ from rtp.core.events import From, FrontendDown
 from rtp.core.master.tenants import Tenants, Terms
 from rtp.core.messages import Done, Grant, Refuse
 from rtp.core.types import RequestId
+from tests.support.cluster import a_cluster, a_request
 from tests.support.fleet import FRONTEND, Fleet, Worker, hashes_of
 
 RATED = Terms(tokens_per_s=100.0, burst_tokens=1000.0)
@@ -350,3 +351,27 @@ def test_b01_named_tenants_are_shown_and_all_others_together():
     assert shown["named"]["t"]["used_tokens"] == 105
     assert shown["others"]["admitted"] == 50
     assert "nobody" not in repr(shown)
+
+
+# ---------------------------------------------------------------- whole clusters in virtual time
+
+
+def a_prompt(number: int) -> list[int]:
+    """500 tokens; no two numbers share a block."""
+    return [5 + number, *range(1000, 1499)]
+
+
+def first_token_s(num_flood: int, tenant: str) -> float:
+    """Virtual seconds to the first token of a lone request, a second into another's flood."""
+    cluster = a_cluster(workers=2, runner={"num_blocks": 4096})
+    for i in range(num_flood):
+        cluster.begin(a_request(tokens=a_prompt(i), tenant="flood"))
+    lone = cluster.run(a_request(tokens=a_prompt(900), at=1.0, tenant=tenant))
+    assert lone.first_token_at is not None
+    return lone.first_token_at - lone.begun_at
+
+
+def test_in_a_flood_the_first_token_of_another_tenant_is_late_by_one_service_at_most():
+    alone_s = first_token_s(0, "lone")
+    assert first_token_s(80, "lone") <= 2 * alone_s
+    assert first_token_s(80, "flood") > 10 * alone_s, "its own wait behind each other"
