@@ -47,7 +47,8 @@ class Checks:
         master.check()
         assert master.idle(), "the ledger is not zero"
         assert master.map.num_arriving() == 0
-        assert len(master.affinity) <= AFFINITY_CHATS
+        assert len(master.chats.prefill) <= AFFINITY_CHATS
+        assert len(master.chats.decode) <= AFFINITY_CHATS
         assert len(master.placements.last(100)) <= KEPT_PLACEMENTS
         assert {member.worker_id for member in master.fleet.members} == set(world.workers)
         for frontend in world.frontends.values():

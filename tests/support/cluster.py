@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from rtp.backends import sim
+from rtp.backends.transport import sim as sim_transport
 from rtp.core import plugins
 from rtp.core.commands import Command
 from rtp.core.events import Begin, ClientGone
@@ -85,6 +86,9 @@ class Cluster:
         worker: Options,
         master: Options,
         seed: int,
+        roles: Sequence[Role],
+        transfer: tuple[float, float],
+        register: Options,
     ) -> None:
         self.outcomes = Outcomes()
         self.commands: list[tuple[float, str, Command]] = []
@@ -92,7 +96,12 @@ class Cluster:
         self.world = VirtualCluster(network, observe=self._observe)
         self._runner, self._worker = runner, worker
         self._ranks = ranks
-        self._lockstep = lockstep
+        self._transport = sim_transport.build(latency_s=transfer[0], tokens_per_s=transfer[1])
+        self._register = {
+            "lockstep": lockstep,
+            "transports": ("sim",),
+            "transfer": (self._transport.latency_s, self._transport.tokens_per_s),
+        } | register
         self._num_requests = 0
         policy = plugins.build(
             "routing", routing, **({"seed": seed} if routing == "random" else {})
@@ -103,7 +112,7 @@ class Cluster:
         self.world.add_master(self.master)
         self.world.add_frontend(FrontendId("f0"), self.frontend, with_master=True)
         for index in range(workers):
-            self.start_worker(WorkerId(f"w{index}"))
+            self.start_worker(WorkerId(f"w{index}"), role=roles[index % len(roles)])
         self.world.run(WARM_UP_S)
 
     @property
@@ -113,11 +122,10 @@ class Cluster:
     def start_worker(self, worker_id: WorkerId, epoch: int = 1, **register: Any) -> Process:
         """A worker, or its next life."""
         runners = [sim.build(**self._runner) for _ in range(self._ranks)]
-        fields = {"lockstep": self._lockstep} | register
-        card = a_register(worker_id, epoch, runners, **fields)
+        card = a_register(worker_id, epoch, runners, **(self._register | register))
         capacities = [runner.capacity for runner in runners]
         core = self.workers[worker_id] = Worker(card, capacities, **self._worker)
-        return self.world.add_worker(card, core, runners)
+        return self.world.add_worker(card, core, runners, transport=self._transport)
 
     def begin(self, planned: Planned) -> Outcome:
         """Schedules the request; what becomes of it shows in the Outcome as time passes."""
@@ -167,8 +175,13 @@ def a_cluster(
     worker: Options | None = None,
     master: Options | None = None,
     seed: int = 0,
+    roles: Sequence[Role] = (Role.FUSION,),
+    transfer: tuple[float, float] = (0.002, 1.0e6),
+    register: Options | None = None,
 ) -> Cluster:
-    """runner: of backends.sim.build; worker, master: of their constructors."""
+    """runner: of backends.sim.build; worker, master: of their constructors. roles: of the workers,
+    in turn. transfer: seconds of latency and tokens per second between them. register: of their
+    registrations."""
     return Cluster(
         workers=workers,
         ranks=ranks,
@@ -179,6 +192,9 @@ def a_cluster(
         worker=worker or {},
         master={"max_ranks": 64, **(master or {})},
         seed=seed,
+        roles=roles,
+        transfer=transfer,
+        register=register or {},
     )
 
 

@@ -58,3 +58,12 @@ class Affinity:
             if now - used <= self._age_s:
                 return
             del shard[key]
+
+
+class Chats:
+    """Where a chat's prompts were computed last, and where its tokens; one place where requests are
+    not split."""
+
+    def __init__(self, capacity: int, age_s: float) -> None:
+        self.prefill = Affinity(capacity, age_s)
+        self.decode = Affinity(capacity, age_s)

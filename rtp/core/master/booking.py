@@ -43,3 +43,11 @@ class Booking:
     """When an external one is settled unless it is renewed."""
     charge: Charge | None = None
     """What its tenant was charged; settled with its end."""
+    decode: Booking | None = None
+    """What is reserved on the rank where it goes on; until then, it is that."""
+    prefill: Booking | None = None
+    """Of a reservation: the grant it belongs to, until the hand-over."""
+    coming_tokens: int = 0
+    """Of `reserved_tokens`: its prompt, on the way from another rank; until seen."""
+    handed: bool = False
+    """Another rank has computed its prompt and its first tokens."""

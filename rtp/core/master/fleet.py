@@ -13,13 +13,14 @@ from rtp.core.master.booking import Booking
 from rtp.core.master.columns import NO_ROWS
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.members import Member, Members, MemberState
-from rtp.core.master.pool import Pool, schedulable
+from rtp.core.master.pool import Pool
 from rtp.core.master.predictor import HardwareClass
 from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import Ranks
+from rtp.core.master.roles import schedulable
 from rtp.core.master.shares import Shares
 from rtp.core.master.tenants import Tenants
-from rtp.core.messages import Fence, Register, WorkerLost
+from rtp.core.messages import Fence, Grant, Register, WorkerLost
 from rtp.core.types import FrontendId, IntArray, WorkerId
 
 MOST_MODELS = 256
@@ -201,6 +202,11 @@ class Fleet:
         self.pools[booking.model].dirty = True
         if booking.external:
             return []
+        decode = [] if booking.decode is None else self.fence(booking.decode.grant)
+        return self.fence(grant) + decode
+
+    def fence(self, grant: Grant) -> list[Command]:
+        """A tombstone for an attempt on a worker where it must not run; its number counts."""
         fence = Fence(grant.request_id, grant.attempt, grant.rank, grant.number)
         member = self.members.current(grant.worker_id, grant.epoch)
         if member is None:

@@ -2,7 +2,9 @@
 
 A booking ends by a Finished, a Fence, a lease that ran out, its worker's loss, or a Cancel; whoever
 comes first calls release, and it all goes back at once: the rank's columns, the blocks counted as
-arriving. (What ends those that nobody submits: external.py.)
+arriving, what is reserved on a decode rank. At a hand-over, or when its prefill rank is lost, the
+reservation becomes the request's booking: nobody knows whether its frontend asks anew or the decode
+rank has it, so it has a lease of its own. (What ends those that nobody submits: external.py.)
 """
 
 from __future__ import annotations
@@ -59,6 +61,23 @@ class Ledger:
             self.external.set(booking, min(booking.lease_ends, self._ranks.busy_until[booking.row]))
         else:
             self._leases.append((booking.granted_at + self._expiry_s, booking))
+        if booking.decode is not None:
+            self._ranks.charge(booking.decode)
+
+    def hand_over(self, booking: Booking, now: float) -> Booking:
+        """Its prefill rank has done its part: from now on it is what was reserved for it."""
+        decode = booking.decode
+        assert decode is not None
+        self._ranks.release(booking)
+        self._lingering.append((now + LINGER_S, booking.row, booking.arriving))
+        self._carry_on(booking, decode, now)
+        return decode
+
+    def forgo(self, booking: Booking) -> None:
+        """What is reserved for it on a decode rank goes back; it ends where it began."""
+        decode, booking.decode = booking.decode, None
+        if decode is not None:
+            self._ranks.release(decode)
 
     def release(self, booking: Booking, now: float, *, done: bool = False, used: float = 0) -> None:
         """done: it computed its prompt, so a Delta will confirm its blocks. used: tokens its tenant
@@ -75,8 +94,14 @@ class Ledger:
         gone = set(rows.tolist())
         for row in rows.tolist():
             for booking in self._ranks.bookings(row):
-                self._end(booking, 0, now)
-                count += 1
+                if booking.prefill is not None:
+                    self.forgo(booking.prefill)
+                elif booking.decode is not None and not booking.external:
+                    self._ranks.release(booking)
+                    self._carry_on(booking, booking.decode, now)
+                else:
+                    self._end(booking, 0, now)
+                    count += 1
             self._map.drop_rank(row)
         # The rows may be another worker's soon: what lingers there must not be settled on it.
         self._lingering = deque(x for x in self._lingering if x[1] not in gone)
@@ -112,12 +137,23 @@ class Ledger:
     def check(self) -> None:
         self._ranks.check()
         assert all(b.open and id == b.grant.request_id for id, b in self._bookings.items())
-        rows = {b.row for b in self._bookings.values()}
-        assert len(self._bookings) == sum(len(self._ranks.bookings(row)) for row in rows)
+        split = [b.decode for b in self._bookings.values() if b.decode is not None]
+        assert all(d.prefill is not None and d.prefill.decode is d for d in split)
+        assert all(b.prefill is None for b in self._bookings.values())
+        assert len(self._bookings) + len(split) == self._ranks.num_bookings
         assert len(self.external) == sum(b.external for b in self._bookings.values())
+
+    def _carry_on(self, booking: Booking, decode: Booking, now: float) -> None:
+        booking.decode = decode.prefill = None
+        decode.charge, decode.first_token, decode.handed = booking.charge, True, True
+        decode.computed_tokens = booking.computed_tokens
+        self._bookings[decode.grant.request_id] = decode
+        self._leases.append((now + self._expiry_s, decode))
 
     def _end(self, booking: Booking, used: float, now: float) -> None:
         self._ranks.release(booking)
+        if booking.decode is not None:
+            self._ranks.release(booking.decode)
         del self._bookings[booking.grant.request_id]
         if booking.external:
             self.external.drop(booking)

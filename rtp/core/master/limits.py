@@ -65,16 +65,16 @@ class Limits:
 
     def pool_drain_s(self, pool: Pool) -> float:
         """Predicted seconds until all that waits has been placed."""
-        return pool.window.service_s / max(1, len(pool.rows))
+        return pool.window.service_s / max(1, len(pool.lanes))
 
     def _drain_s(self, ask: Ask, pool: Pool, standing: Standing | None, now: float) -> float:
         """Predicted wait of one more request: until a rank is free, and until its tenant's backlog
         is served at its share, or at last when all of it is."""
         own_s = standing.service_s if standing else 0.0
-        at_share_s = own_s / pool.window.shares.share(ask.tenant) / max(1, len(pool.rows))
+        at_share_s = own_s / pool.window.shares.share(ask.tenant) / max(1, len(pool.lanes))
         wait_s = 0.0
-        if len(pool.rows):
-            wait_s = max(0.0, float(self._ranks.busy_s(pool.at, now).min()))
+        if len(pool.lanes):
+            wait_s = max(0.0, float(self._ranks.busy_s(pool.lanes, now).min()))
         return wait_s + min(self.pool_drain_s(pool), at_share_s)
 
     def _excess(self, pool: Pool, uncached: int) -> str:

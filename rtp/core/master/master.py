@@ -13,11 +13,12 @@ from typing import Any
 from rtp.core.commands import Command
 from rtp.core.events import Event, From, FrontendDown, FrontendUp, LinkDown, LinkUp, Tick
 from rtp.core.master.admission import Admission
-from rtp.core.master.affinity import Affinity
+from rtp.core.master.affinity import Chats
 from rtp.core.master.booking import Booking
 from rtp.core.master.early import Early
 from rtp.core.master.external import External
 from rtp.core.master.fleet import Fleet
+from rtp.core.master.grants import Grants
 from rtp.core.master.intake import Intake
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.links import Links
@@ -89,7 +90,7 @@ class Master:
         self.ledger = Ledger(self.ranks, self.map, self.tenants, LEASE_S + LEASE_MARGIN_S)
         self.fleet = Fleet(self.ranks, self.ledger, self.map, self.tenants, lead_s)
         self._links = Links(term, self.ranks, self.fleet)
-        self.affinity = Affinity(affinity_chats, affinity_age_s)
+        self.chats = Chats(affinity_chats, affinity_age_s)
         self.placements = Placement(routing, self._matches, self.fleet.place_of, kept_placements)
         self.admission = Admission(
             max_queue_requests=max_queue_requests,
@@ -111,14 +112,14 @@ class Master:
             Early(grace_s, max_queue_requests),
         )
         self._external = External(self.ranks, self.ledger, self.fleet, self.totals)
+        queue = self.intake.waiting
         self.rounds = Rounds(
             self.ranks,
-            self.ledger,
             self.fleet,
             self.placements,
-            self.affinity,
-            self.intake.waiting,
-            LEASE_S,
+            self.chats,
+            Grants(self.ranks, self.ledger, self.fleet, self.chats, queue, LEASE_S),
+            queue,
             self.intake.no_room,
         )
         self._started_at: float | None = None
@@ -266,7 +267,7 @@ class Master:
         out = self._links.heard(member, now)
         self._progress.step(member, status)
         out += self._links.status(member, status, now)
-        self._progress.news(member, status.first_tokens, status.finished, now)
+        out += self._progress.news(member, status.first_tokens, status.finished, now)
         self._progress.parked(member, status.parked)
         return [*out, self._links.poll(member)]
 
@@ -275,9 +276,9 @@ class Master:
         if member is None:
             return []
         self._progress.refused(member, message.finished)
-        self._progress.news(member, message.first_tokens, message.finished, now)
+        out = self._progress.news(member, message.first_tokens, message.finished, now)
         self.fleet.changed(member)
-        return self._links.heard(member, now)
+        return out + self._links.heard(member, now)
 
     def _delta(self, delta: Delta, now: float) -> list[Command]:
         member = self._current(delta)

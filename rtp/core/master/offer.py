@@ -101,6 +101,11 @@ class Offer(Candidates):
         """A policy's scores, ours to change: minus infinity for ranks that are no candidates."""
         return scores.copy() if self._mask is None else np.where(self._mask, scores, -inf)
 
+    def which(self, column: BoolArray) -> BoolArray:
+        """Which candidates a column of the view is true for."""
+        found = self._of(column)
+        return found if self._mask is None else found & self._mask
+
     def least(self, ties: IntArray) -> int:
         """Of candidates with equal scores, ascending: a ready one, the chat's own, the least
         loaded, the lowest id."""

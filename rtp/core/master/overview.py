@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rtp.core.master.columns import NUM_REPORTED
+from rtp.core.master.columns import COLUMN, NUM_REPORTED
 from rtp.core.master.members import SHOWN, Departed, Member
 from rtp.core.master.placement import ROUND_DIGITS, Reasons
 from rtp.core.master.pool import Pool
@@ -51,7 +51,8 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
         "frontends": len(fleet.frontends),
         "stale_messages": fleet.num_stale,
         "bookings": len(master.ledger),
-        "affinity_chats": len(master.affinity),
+        "affinity_chats": len(master.chats.prefill),
+        "decode_affinity_chats": len(master.chats.decode),
         "prefix_map": {"blocks": master.map.num_blocks, "arriving": master.map.num_arriving()},
         "cache": {
             "prompt_tokens": totals.prompt_tokens,
@@ -62,6 +63,8 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
         "requests": {
             "asked": totals.asked,
             "granted": placements.num_decisions,
+            "split": placements.num_split,
+            "handovers": totals.handovers,
             "replaced": totals.replaced,
             "failed_attempts": totals.failed_attempts,
             "cancelled": totals.cancelled,
@@ -99,6 +102,7 @@ def _reasons(master: Master, reasons: Reasons) -> Facts:
         "at": reasons.at,
         "num_candidates": reasons.num_candidates,
         "fallback": reasons.fallback,
+        "decode": _partner(reasons),
         "candidates": [
             {
                 "worker_id": reason.place[0],
@@ -111,6 +115,23 @@ def _reasons(master: Master, reasons: Reasons) -> Facts:
             }
             for i, reason in enumerate(reasons.best)
         ],
+    }
+
+
+def _partner(reasons: Reasons) -> Facts | None:
+    """The decode rank, and why that one; None where the request stays where it begins."""
+    partner = reasons.partner
+    if partner is None or reasons.decode_place is None:
+        return None
+    worker_id, rank = reasons.decode_place
+    return {
+        "worker_id": worker_id,
+        "rank": rank,
+        "why": partner.why,
+        "token_s": partner.token_s,
+        "transfer_s": partner.transfer_s,
+        "transfer_tokens": partner.tokens,
+        "headroom": partner.headroom if isfinite(partner.headroom) else None,
     }
 
 
@@ -143,6 +164,8 @@ def _pool(pool: Pool) -> Facts:
         "waiting": window.num_waiting,
         "waiting_tokens": window.num_tokens,
         "held": window.num_held,
+        "pairs": pool.pairs is not None,
+        "held_back": pool.num_held_back,
         "granted": window.num_grants,
         "lead_s": pool.lead.seconds,
         "expected_output_tokens": pool.outputs.mean,
@@ -202,8 +225,15 @@ def _ranks(ranks: Ranks, rows: IntArray, now: float) -> list[Facts]:
         "reserved_tokens": ranks.reserved_tokens,
         "held": ranks.held,
     }
-    names = (*STATUS_COLUMNS[:NUM_REPORTED], *own, "busy_s")
-    counts = np.concatenate([ranks.reported[:, rows], [column[rows] for column in own.values()]])
+    names = (*STATUS_COLUMNS[:NUM_REPORTED], *own, "headroom", "busy_s")
+    reported = ranks.reported[:, rows]
+    expected = (
+        reported[COLUMN["prefill_tokens"]]
+        + ranks.charged_tokens[rows]
+        + ranks.reserved_tokens[rows]
+    )
+    columns = [*(column[rows] for column in own.values()), reported[COLUMN["kv_free"]] - expected]
+    counts = np.concatenate([reported, columns])
     busy_s = np.maximum(ranks.busy_until[rows] - now, 0.0).tolist()
     table = zip(*counts.astype(np.int64).tolist(), busy_s, strict=True)
     return [dict(zip(names, row, strict=True)) for row in table]

@@ -22,6 +22,7 @@ import numpy as np
 
 from rtp.core.master.matches import Matches
 from rtp.core.master.offer import Offer
+from rtp.core.master.pairing import WAYS, Need, Pairs, Partner
 from rtp.core.master.predictor import RankPredict
 from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
@@ -52,6 +53,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     wait_s: float
     failure: str
     """What the policy did wrong, if it was not the same as the last time."""
+    partner: Partner | None = None
+    """Where it goes on after its first tokens, if not here."""
 
 
 class Reason(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +75,9 @@ class Reasons(msgspec.Struct, frozen=True, gc=False):
     best: tuple[Reason, ...]
     num_candidates: int
     fallback: str
+    partner: Partner | None = None
+    decode_place: tuple[WorkerId, int] | None = None
+    """Where it goes on, if elsewhere, and why there."""
 
 
 class Placement:
@@ -95,6 +101,10 @@ class Placement:
         self.num_looks = 0
         self.num_fallbacks = 0
         self.last_fallback = ""
+        self.num_split = 0
+        """Decisions that name a decode rank."""
+        self.lacked_headroom = False
+        """The last look found no rank on which the request could end."""
 
     def look(
         self,
@@ -106,12 +116,16 @@ class Placement:
         allowed: BoolArray,
         affine_row: int,
         now: float,
+        pairs: Pairs | None = None,
+        partners: BoolArray | None = None,
+        affine_decode_row: int = -1,
     ) -> Choice | None:
         """The best rank for one request, or None when no ready rank can take it.
 
         allowed: [R] of view.rows, those open to this request; view.open if it is all that are.
-        expected_output: tokens of one choice. Cost: one prefix match, some 10 array calls and those
-        of the policy, whatever R.
+        expected_output: tokens of one choice. pairs: where ranks prefill for others; partners: [R],
+        those that it may go on at. Cost: one prefix match, some 10 array calls and those of the
+        policy, whatever R; 50 more with pairs.
         """
         self.num_looks += 1
         ask = waiting.ask
@@ -120,10 +134,18 @@ class Placement:
         matched = view.at.of(match.device) * block_size
         if match.best * block_size > most:
             matched = np.minimum(matched, most)
-        need = ask.num_tokens + ask.n * expected_output
+        whole = ask.num_tokens + ask.n * expected_output
+        partner = None
         ready, offered = view.ready, view.offered if self._holds else view.ready
-        if allowed is not view.open or need > view.least_room:
-            fits = allowed & (view.room >= need - matched)
+        if pairs is not None:
+            need = Need(ask.num_tokens, ask.n, expected_output)
+            able = allowed if partners is None else partners
+            partner = pairs.partner(view, need, matched, able, affine_decode_row)
+            fits = pairs.fits(view, need, matched, allowed, partner)
+            self.lacked_headroom = not fits.any()
+            ready, offered = fits & ready, fits & offered
+        elif allowed is not view.open or whole > view.least_room:
+            fits = allowed & (view.room >= whole - matched)
             ready, offered = fits & ready, fits & offered
         if not np.count_nonzero(ready):
             return None
@@ -149,7 +171,16 @@ class Placement:
         predict = RankPredict(offer.coefficients, len(offer))
         known = self.last_fallback
         scores, fallback = self._score(query, offer, predict)
-        best = _best(scores, offer)
+        if pairs is None:
+            best = _best(scores, offer)
+        else:
+            by_way = _best_of_each(pairs, scores, offer, predict, ask.num_tokens)
+            found = pairs.best(view, offer, by_way, need, matched, fits, partner)
+            if found is None:
+                return None
+            best = found
+            if not offer.which(pairs.prefills).item(best):
+                partner = None
         hold = not offer.ready(best)
         cached = offer.matched_tokens.item(best)
         choice = Choice(
@@ -160,9 +191,10 @@ class Placement:
             prefill_s=predict.prefill_of(best, ask.num_tokens - cached, cached),
             wait_s=offer.wait_s.item(best),
             failure=fallback if fallback != known else "",
+            partner=partner,
         )
         if not hold:
-            self._keep(ask, offer, predict, scores, best, fallback, now)
+            self._keep(ask, offer, predict, scores, best, fallback, partner, now)
         return choice
 
     def reasons(self, request_id: RequestId) -> Reasons | None:
@@ -201,6 +233,7 @@ class Placement:
         scores: FloatArray,
         best: int,
         fallback: str,
+        partner: Partner | None,
         now: float,
     ) -> None:
         """Remembers the numbers of the best. Uses the scores up."""
@@ -214,10 +247,18 @@ class Placement:
             top.append(Reason(place, score, cached, offer.wait_s.item(index), prefill_s))
             scores[index] = -inf
         self._reasons.pop(ask.request_id, None)
+        decode_place = None if partner is None else self._place_of(partner.row)
         self._reasons[ask.request_id] = Reasons(
-            self.num_decisions, now, tuple(top), offer.num_candidates, fallback
+            number=self.num_decisions,
+            at=now,
+            best=tuple(top),
+            num_candidates=offer.num_candidates,
+            fallback=fallback,
+            partner=partner,
+            decode_place=decode_place,
         )
         self.num_decisions += 1
+        self.num_split += partner is not None
         if len(self._reasons) > self._kept:
             self._reasons.popitem(last=False)
 
@@ -232,6 +273,23 @@ def _best(scores: FloatArray, offer: Offer) -> int:
         return best
     rounded = np.round(scores.take(near), ROUND_DIGITS)
     return offer.least(near[rounded == rounded.max()])
+
+
+def _best_of_each(
+    pairs: Pairs, scores: FloatArray, offer: Offer, predict: RankPredict, num_tokens: int
+) -> list[tuple[int, float]]:
+    """The best candidate of each way, and its predicted prefill; -1 where there is none."""
+    found = []
+    for way in WAYS:
+        among = pairs.among(offer, way)
+        if not among.any():
+            found.append((-1, 0.0))
+            continue
+        theirs = np.where(among, scores, -inf)
+        index = _best(theirs, offer) if theirs.max() > -inf else int(among.argmax())
+        cached = offer.matched_tokens.item(index)
+        found.append((index, predict.prefill_of(index, num_tokens - cached, cached)))
+    return found
 
 
 def reusable(num_tokens: int, block_size: int) -> int:

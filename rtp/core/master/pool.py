@@ -9,8 +9,10 @@ import numpy as np
 
 from rtp.core.master.columns import NO_ROWS, Rows
 from rtp.core.master.members import Member
+from rtp.core.master.pairing import Pairs
 from rtp.core.master.predictor import OutputLengths
 from rtp.core.master.ranks import Ranks
+from rtp.core.master.roles import decodes, paired, pairs_of
 from rtp.core.master.shares import Shares
 from rtp.core.master.window import Waiting, Window
 from rtp.core.types import FloatArray, IntArray, Role, WorkerId
@@ -53,11 +55,15 @@ class Pool:
         self.at_once: list[Waiting] = []
         """Of those that wait: the ones that the next round places or refuses."""
         self.members: dict[WorkerId, Member] = {}
-        """Those present, with a role that prefills and decodes."""
+        """Those present, with a role that requests are placed by."""
         self.rows: IntArray = NO_ROWS
         """Rows that may get new grants, ascending."""
         self.at = Rows(NO_ROWS, NO_ROWS)
         """The same, to read columns by."""
+        self.pairs: Pairs | None = None
+        """How they pair, where there are prefill and decode ranks that can."""
+        self.lanes = self.at
+        """Those of them that prefills are meant for."""
         self._all_rows: IntArray = NO_ROWS
         self.outside = False
         """Its workers are engines of others, to which no frontend can submit."""
@@ -67,6 +73,8 @@ class Pool:
         """The largest of any rank, tokens."""
         self.coefficients: FloatArray = np.zeros(6)
         """Mean of its ranks, for estimates before a rank is chosen."""
+        self.num_held_back = 0
+        """Looks and rounds that left requests waiting, for want of headroom on any decode rank."""
         self.reserved: tuple[int, Waiting] | None = None
         """A rank kept from others until an overdue request fits on it."""
         self.dirty = False
@@ -81,19 +89,26 @@ class Pool:
     @property
     def alive(self) -> bool:
         """Somebody may serve this model now or in a moment."""
-        return any(not m.draining for m in self.members.values())
+        return any(not m.draining and decodes(m) for m in self.members.values())
 
     def refresh(self, ranks: Ranks) -> None:
         """Membership or a member's state changed: works out the rows anew. O(workers)."""
         members = list(self.members.values())
-        usable = [m.rows for m in members if m.usable]
-        self.rows = np.sort(np.concatenate(usable)) if usable else NO_ROWS
-        self.at = Rows(self.rows, ranks.classes[self.rows])
-        if members:
+        usable = [m for m in members if m.usable]
+        if any(m.register.role is not Role.FUSION for m in usable):
+            usable = paired(usable)
+        self.rows = np.sort(np.concatenate([m.rows for m in usable])) if usable else NO_ROWS
+        self.at = self.lanes = Rows(self.rows, ranks.classes[self.rows])
+        self.pairs = None
+        if any(m.register.role is Role.PREFILL for m in usable):
+            self.pairs, lanes = pairs_of(usable)
+            self.lanes = Rows(lanes, ranks.classes[lanes])
+        whole = [m for m in members if decodes(m)]
+        if whole:
             self.outside = members[0].outside  # kv_format keeps them apart from others
             self.block_size = members[0].register.block_size
-            self.max_model_len = max(m.register.max_model_len for m in members)
-            self.kv_total = float(max(max(m.register.kv_total) for m in members))
+            self.max_model_len = max(m.register.max_model_len for m in whole)
+            self.kv_total = float(max(max(m.register.kv_total) for m in whole))
             self._all_rows = np.concatenate([m.rows for m in members])
             self.learn(ranks)
         if self.reserved and self.reserved[0] not in self.rows:
@@ -128,8 +143,3 @@ class Pool:
         if self.reserved and self.reserved[1] is waiting:
             self.reserved = None
         self.dirty = True
-
-
-def schedulable(role: Role) -> bool:
-    """Whether a grant may name this role's ranks: those that prefill and decode by themselves."""
-    return role is Role.FUSION

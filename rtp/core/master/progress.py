@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rtp.core.commands import Command
 from rtp.core.master.booking import Booking
 from rtp.core.master.columns import COLUMN
 from rtp.core.master.fleet import Fleet
@@ -34,16 +35,18 @@ class Progress:
         first_tokens: Iterable[FirstToken],
         finished: Iterable[Finished],
         now: float,
-    ) -> None:
+    ) -> list[Command]:
+        out: list[Command] = []
         for first in first_tokens:
             booking = self._booking(member, first)
-            if booking is not None and not booking.first_token:
+            if booking is not None and not (booking.first_token or booking.prefill):
                 booking.first_token = True
                 self._first_token(member, booking, first, now)
         for end in finished:
             booking = self._booking(member, end)
             if booking is not None:
-                self._finished(member, booking, end, now)
+                out += self._finished(member, booking, end, now)
+        return out
 
     def refused(self, member: Member, finished: Iterable[Finished]) -> None:
         """Ends told before their Status: a rank that rejects gets nothing until that Status shows
@@ -93,10 +96,13 @@ class Progress:
                 return
 
     def _booking(self, member: Member, item: FirstToken | Finished) -> Booking | None:
+        """What of the request is booked on this life of a worker: the grant, or what it reserves
+        for later."""
         booking = self._ledger.find(item.request_id, item.attempt)
-        if booking is None or booking.grant.worker_id != member.worker_id:
-            return None
-        return booking if booking.grant.epoch == member.register.epoch else None
+        life = (member.worker_id, member.register.epoch)
+        while booking is not None and (booking.grant.worker_id, booking.grant.epoch) != life:
+            booking = booking.decode
+        return booking
 
     def _first_token(self, member: Member, booking: Booking, first: FirstToken, now: float) -> None:
         totals, pool = self._totals, self._pool(booking)
@@ -114,18 +120,34 @@ class Progress:
         if gap_s > 0:
             pool.lead.observe(gap_s)
 
-    def _finished(self, member: Member, booking: Booking, end: Finished, now: float) -> None:
+    def _finished(
+        self, member: Member, booking: Booking, end: Finished, now: float
+    ) -> list[Command]:
+        handed = end.reason == "handed_over"
+        if handed and booking.decode is not None:
+            self._ledger.hand_over(booking, now)
+            self._totals.handovers += 1
+            return []
+        if booking.prefill is not None:  # it is through before its prefill rank has told
+            self._ledger.hand_over(booking.prefill, now)
+            self._totals.handovers += 1
         done = end.reason == "done"
-        self._totals.finished[end.reason if end.reason in self._totals.finished else "failed"] += 1
+        generated = end.generated + (booking.choices if booking.handed else 0)
+        if not handed:  # else nobody waits for it: its frontend asks anew
+            known = end.reason in self._totals.finished
+            self._totals.finished[end.reason if known else "failed"] += 1
         if done:
             pool = self._pool(booking)
-            pool.outputs.observe(booking.tenant, end.generated / max(1, booking.choices))
+            pool.outputs.observe(booking.tenant, generated / max(1, booking.choices))
         elif end.reason in ("rejected", "failed"):
             member.num_failures += 1
-        ran = done or end.reason == "cancelled"
-        computed = max(booking.computed_tokens, end.prompt_tokens - end.cached_tokens)
-        used = computed + end.generated if ran else 0
-        self._ledger.release(booking, now, done=done, used=used)
+        ran = done or handed or end.reason == "cancelled"
+        computed = booking.computed_tokens
+        if not booking.handed:
+            computed = max(computed, end.prompt_tokens - end.cached_tokens)
+        used = computed + generated if ran else 0
+        self._ledger.release(booking, now, done=done or handed, used=used)
+        return [] if booking.decode is None else self._fleet.fence(booking.decode.grant)
 
     def _pool(self, booking: Booking) -> Pool:
         return self._fleet.pools[booking.model]

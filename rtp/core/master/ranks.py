@@ -4,7 +4,8 @@
 
 Each grant is one Booking. It charges its uncached prompt tokens until it is seen (from then on the
 worker's own numbers contain it), and reserves its expected output until it ends. Both hang on the
-one object and go back once, however the request ends; check() recounts.
+one object and go back once, however the request ends; check() recounts. A split request has two,
+one of them for the rank where it goes on: that reserves pages, and is no prefill work.
 """
 
 from __future__ import annotations
@@ -89,6 +90,11 @@ class Ranks:
                 raise IllegalMove(f"row {row} leaves with open bookings")
             self.groups.pop(row, None)
             self._free.append(row)
+
+    @property
+    def num_bookings(self) -> int:
+        """On all ranks. O(ranks)."""
+        return sum(len(opened) for opened in self._open)
 
     def bookings(self, row: int) -> list[Booking]:
         """Open bookings of a rank, in the order of their grants."""
@@ -269,6 +275,10 @@ class Ranks:
             del self._unseen[row][booking.grant.number]
         self.charged_tokens[row] -= booking.new_tokens
         self.charged_requests[row] -= 1
+        if booking.coming_tokens:
+            self.reserved_tokens[row] -= booking.coming_tokens
+            booking.reserved_tokens -= booking.coming_tokens
+            booking.coming_tokens = 0
 
     # ------------------------------------------------------------ for tests and chaos runs
 

@@ -14,18 +14,16 @@ from math import inf
 
 import numpy as np
 
-from rtp.core.commands import Command, Note, Send
-from rtp.core.master.affinity import Affinity
-from rtp.core.master.booking import Booking
+from rtp.core.commands import Command, Note
+from rtp.core.master.affinity import Chats
 from rtp.core.master.fleet import Fleet
+from rtp.core.master.grants import Grants
 from rtp.core.master.grouping import MOST_TOGETHER
-from rtp.core.master.ledger import Ledger
 from rtp.core.master.placement import Choice, Placement
 from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
-from rtp.core.messages import Ask, Grant
 from rtp.core.types import BoolArray, RequestId
 
 MOST_LOOKS = 16
@@ -44,23 +42,21 @@ class Rounds:
     def __init__(
         self,
         ranks: Ranks,
-        ledger: Ledger,
         fleet: Fleet,
         placement: Placement,
-        affinity: Affinity,
+        chats: Chats,
+        grants: Grants,
         queue: dict[RequestId, Waiting],
-        lease_s: float,
         no_room: Callable[[Waiting, float], list[Command]],
     ) -> None:
         """queue: all waiting requests by id; a granted one leaves it.  no_room: refuses one that
         would not wait."""
         self._ranks = ranks
-        self._ledger = ledger
         self._fleet = fleet
         self._placement = placement
-        self._affinity = affinity
+        self._chats = chats
+        self._grants = grants
         self._queue = queue
-        self._lease_s = lease_s
         self._no_room = no_room
         self.num_group_rounds = 0
         self.num_group_grants = 0
@@ -85,6 +81,7 @@ class Rounds:
                 view = self._ranks.view(pool.at, now, pool.lead.seconds)
             waiting = self._next(pool, view, now)
             if waiting is None:
+                pool.num_held_back += pool.pairs is not None and bool(view.ready.any())
                 break
             choice = self._look(pool, waiting, view, now)
             if choice is None:
@@ -117,8 +114,10 @@ class Rounds:
             if choice is None:
                 out += self._no_room(waiting, now)
                 continue
-            out += self._grant(pool, waiting, choice, now)
+            out += _failure(choice) + self._grants.grant(pool, waiting, choice, now)
             self._reread(view, choice.row)
+            if choice.partner is not None:
+                view.reread(choice.partner.row)
         pool.dirty = bool(pool.at_once)
         return out
 
@@ -142,27 +141,48 @@ class Rounds:
                 return waiting
             rooms = np.where(mine, -inf, rooms)
         room = rooms.item(rooms.argmax())
+        if pool.pairs is not None and room > -inf:  # a prompt has room, but has what follows?
+            room = pool.pairs.room(view)
         return pool.window.best(now, room) if room > -inf else None
 
     def _look(
-        self, pool: Pool, waiting: Waiting, view: View, now: float, among: BoolArray | None = None
+        self,
+        pool: Pool,
+        waiting: Waiting,
+        view: View,
+        now: float,
+        among: BoolArray | None = None,
+        partners: BoolArray | None = None,
     ) -> Choice | None:
-        """among: [R] of view.rows, all of them by default."""
+        """among, partners: [R] of view.rows on which it may begin, and go on; all by default."""
         ask = waiting.ask
         allowed = self._allowed(pool, waiting, view, now)
         output = pool.outputs.expected(ask.tenant, ask.max_tokens)
+        pairs, affine_decode_row = pool.pairs, -1
+        if pairs is not None:
+            chat = self._chats.decode.find(ask.tenant, ask.chat_id, now)
+            affine_decode_row = self._fleet.row_of(chat)
         choice = self._placement.look(
             waiting,
             view,
             pool.block_size,
             output,
             allowed=allowed if among is None else allowed & among,
-            affine_row=self._fleet.row_of(self._affinity.find(ask.tenant, ask.chat_id, now)),
+            affine_row=self._fleet.row_of(self._chats.prefill.find(ask.tenant, ask.chat_id, now)),
             now=now,
+            pairs=pairs,
+            partners=allowed if partners is None else allowed & partners,
+            affine_decode_row=affine_decode_row,
         )
         if choice is not None:
-            need = choice.new_tokens + ask.n * output
+            tokens = choice.new_tokens if choice.partner is None else choice.partner.tokens
+            need = tokens + ask.n * output
             pool.window.refresh(waiting, choice.new_tokens, choice.prefill_s, need)
+        elif pairs is not None and self._placement.lacked_headroom:
+            # What is cached for it may make it fit; when that is not enough, it waits for the rest.
+            need = ask.num_tokens + ask.n * output
+            pool.window.refresh(waiting, waiting.uncached, waiting.service_s, need)
+            pool.num_held_back += 1
         return choice
 
     def _allowed(self, pool: Pool, waiting: Waiting, view: View, now: float) -> BoolArray:
@@ -184,6 +204,8 @@ class Rounds:
         small requests would pass it for ever."""
         need = pool.window.need(waiting)
         fits = view.kv_total >= min(need, pool.kv_total)
+        if pool.pairs is not None:
+            fits &= pool.pairs.decoding
         if (
             pool.reserved is None
             and pool.window.overdue(waiting, now)
@@ -209,7 +231,7 @@ class Rounds:
         """Grants a request its rank; where that one steps together with others, others theirs."""
         together = [(first, choice)]
         if choice.row in self._ranks.groups and not first.ask.lease_s:
-            together += self._company(pool, first, choice.row, view, now)
+            together += self._company(pool, first, choice, view, now)
         group_id, size = -1, len(together)
         if size > 1:
             group_id = self.num_group_rounds
@@ -218,7 +240,10 @@ class Rounds:
         out: list[Command] = []
         for waiting, where in together:
             leads = waiting is first
-            out += self._grant(pool, waiting, where, now, group_id, size, leads)
+            out += _failure(where)
+            out += self._grants.grant(pool, waiting, where, now, group_id, size, leads)
+            if where.partner is not None:
+                view.reread(where.partner.row)
         self._reread(view, choice.row)
         return out
 
@@ -229,11 +254,12 @@ class Rounds:
             view.reread(each)
 
     def _company(
-        self, pool: Pool, first: Waiting, row: int, view: View, now: float
+        self, pool: Pool, first: Waiting, leader: Choice, view: View, now: float
     ) -> list[tuple[Waiting, Choice]]:
         """Who goes best with the first request of a group, each to another of its free ranks.
         Those whose callers have engines of their own submit to none of ours, so nobody waits for
         them."""
+        row = leader.row
         at = [view.at.index(row) for row in self._ranks.groups[row].tolist()]
         free = np.zeros(len(view.rows), dtype=np.bool_)
         free[at] = view.ready[at]
@@ -245,81 +271,18 @@ class Rounds:
         at_ease = pool.lead.seconds / token_s if token_s else inf
         room = float(view.room[free].max())
         found: list[tuple[Waiting, Choice]] = []
+        partners = np.ones(len(view.rows), dtype=np.bool_)
+        if leader.partner is not None:
+            partners[view.at.index(leader.partner.row)] = False
         for other in pool.window.company(first, count, room, at_ease):
             external = other.ask.lease_s > 0
-            choice = None if external else self._look(pool, other, view, now, among=free)
+            choice = None if external else self._look(pool, other, view, now, free, partners)
             if choice is not None:
                 free[view.at.index(choice.row)] = False
                 found.append((other, choice))
+                if choice.partner is not None:  # nothing is charged there yet
+                    partners[view.at.index(choice.partner.row)] = False
         return found
-
-    def _grant(
-        self,
-        pool: Pool,
-        waiting: Waiting,
-        choice: Choice,
-        now: float,
-        group_id: int = -1,
-        group_size: int = 1,
-        leads: bool = True,
-    ) -> list[Command]:
-        """Charges the rank and answers the frontend."""
-        ask, row = waiting.ask, choice.row
-        del self._queue[ask.request_id]
-        pool.withdraw(waiting, self._ranks)
-        expected = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
-        service_s = choice.prefill_s + pool.decode_s(ask.num_tokens, expected)
-        pool.window.granted(waiting, service_s, leads)
-        member, rank = self._fleet.at_row(row)
-        grant = Grant(
-            request_id=ask.request_id,
-            attempt=ask.attempt,
-            number=self._number(ask, row),
-            worker_id=member.worker_id,
-            epoch=member.register.epoch,
-            address=member.register.address,
-            rank=rank,
-            matched_tokens=choice.matched_tokens,
-            lease_s=ask.lease_s or self._lease_s,
-            held=waiting.hold_number > 0,
-            group_id=group_id,
-            group_size=group_size,
-        )
-        booking = Booking(
-            grant=grant,
-            row=row,
-            frontend_id=ask.frontend_id,
-            model=ask.model,
-            tenant=ask.tenant,
-            choices=ask.n,
-            new_tokens=choice.new_tokens,
-            reserved_tokens=expected,
-            prefill_s=choice.prefill_s,
-            granted_at=now,
-            arrival=waiting.arrival,
-            external=ask.lease_s > 0,
-            lease_ends=now + ask.lease_s if ask.lease_s > 0 else inf,
-            charge=waiting.charge,
-        )
-        self._ledger.charge(booking, ask.hashes, choice.matched_tokens // pool.block_size)
-        self._affinity.remember(ask.tenant, ask.chat_id, member.worker_id, rank, now)
-        note = Note(
-            "request.placed",
-            {
-                "request_id": ask.request_id,
-                "attempt": ask.attempt,
-                "worker_id": member.worker_id,
-                "rank": rank,
-                "matched_tokens": choice.matched_tokens,
-                "new_tokens": choice.new_tokens,
-                "waited_s": now - waiting.arrival,
-            },
-        )
-        return [*_failure(choice), Send(ask.frontend_id, grant), note]
-
-    def _number(self, ask: Ask, row: int) -> int:
-        external = ask.lease_s > 0
-        return self._ranks.external_number() if external else int(self._ranks.next_number[row])
 
 
 def _failure(choice: Choice) -> list[Command]:

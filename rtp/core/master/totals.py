@@ -13,6 +13,8 @@ class Totals:
     failed_attempts: int = 0
     """Of them: the earlier one was lost after its grant."""
     cancelled: int = 0
+    handovers: int = 0
+    """Split requests that went on at their decode rank."""
     leases_expired: int = 0
     external_lapsed: int = 0
     """Grants of router-only mode whose lease ended before their caller was done."""

@@ -41,7 +41,8 @@ class View:
     room: FloatArray  # tokens a further request may need; infinite on a rank without requests
     load: FloatArray  # tokens in play, for ties
     open: BoolArray  # has not just refused a grant, and has a row for a further request
-    ready: BoolArray  # open, work under the lead, and a further number fits the mask of Status
+    numbered: BoolArray  # a further grant's number fits the mask of Status
+    ready: BoolArray  # open, numbered, and work under the lead
     offered: BoolArray  # ready, or open and few enough requests are held for it
     reported_at: FloatArray  # when its last Status came
     coefficients: FloatArray  # [6, R]; [6, 1] where all are equal
@@ -51,7 +52,7 @@ class View:
     __slots__ = (
         *("rows", "busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows"),
         *("context_tokens", "kv_free", "kv_total", "room", "load", "open", "ready"),
-        *("offered", "reported_at", "coefficients", "best_room", "least_room"),
+        *("numbered", "offered", "reported_at", "coefficients", "best_room", "least_room"),
         *("at", "_lead_s", "_now", "_ranks"),
     )
 
@@ -78,7 +79,8 @@ class View:
         self.open = self.num_requests - of(ranks.parked_requests) < of(ranks.most_requests)
         self.open &= ~of(ranks.refused)
         self.ready = self.open & (self.busy_s < lead_s)
-        self.ready &= of(ranks.next_number) - of(ranks.seen_upto) <= MASK_BITS
+        self.numbered = of(ranks.next_number) - of(ranks.seen_upto) <= MASK_BITS
+        self.ready &= self.numbered
         self.offered = of(ranks.held) < MOST_HELD
         self.offered &= self.open
         self.offered |= self.ready
@@ -108,6 +110,7 @@ class View:
         is_open = is_open and not ranks.refused.item(row)
         self.open[i] = is_open
         numbered = ranks.next_number.item(row) - ranks.seen_upto.item(row) <= MASK_BITS
+        self.numbered[i] = numbered
         ready = is_open and busy_s < self._lead_s and numbered
         self.ready[i] = ready
         self.best_room[i] = room if ready else -inf

@@ -54,10 +54,10 @@ def test_r02_a_second_registration_of_an_address_leaves_one_entry_with_the_new_r
     assert overview["workers"]["new"]["role"] == "fusion"
     assert overview["models"]["m"]["workers"] == 1
     assert fleet.state("old") == "replaced"
-    again = fleet.add("new", address="10.0.0.1:1", role=Role.DECODE)
+    again = fleet.add("new", address="10.0.0.1:1", role=Role.ENCODE)
     overview = fleet.master.overview(fleet.now)
     assert overview["models"]["m"]["workers"] == 0
-    assert overview["workers"]["new"]["role"] == "decode"
+    assert overview["workers"]["new"]["role"] == "encode"
     assert again.id == "new"
 
 
