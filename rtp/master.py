@@ -114,7 +114,7 @@ class MasterServer:
         )
         app.add_routes([*self.loop.routes(), *schedule.routes(), *outside.routes()])
         self._runner = make_runner(app, HotRoutes(schedule.find, STEMS))
-        self._watch = LoopWatch(self.loop.driver.times)
+        self._watch = LoopWatch(self.loop.driver.times, self.loop.busy)
         self.metrics.watch(loop=self.loop.driver.times)
 
     async def start(self) -> None:

@@ -30,6 +30,12 @@ class From(Event, frozen=True):
 # ---------------------------------------------------------------- Master
 
 
+class LoopBusy(Event, frozen=True):
+    """How busy the driver's loop was lately, 0 to 1; told now and then."""
+
+    share: float
+
+
 class LinkUp(Event, frozen=True):
     """The Master's dial succeeded; both sides proved the key."""
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 now = time.monotonic
 """Seconds, float. The only clock that reaches a core."""
 
 SAMPLE_S = 0.05
-COLLECT_S, COLLECT_BY_S = 0.25, 2.5
+BUSY_SAMPLES = 10
+COLLECT_S, COLLECT_BY_S = 0.25, 0.5
 """Young collections: in a quiet moment, and without one."""
 FULL_S, FULL_BY_S = 30.0, 600.0
 QUIET_TURNS, IDLE_TURNS = 20, 2
@@ -27,6 +29,8 @@ class LoopTimes:
     """The thread's CPU from the first input of each turn to the end of its decisions: preemption is
     not in it (see wall excursions with little own CPU)."""
     max_turn_cpu_s: float = 0.0
+    busy: float = 0.0
+    """The thread's share of a core in the last BUSY_SAMPLES samples."""
     samples: int = 0
     late_s: float = 0.0
     """Sum over samples of how late a timer fired."""
@@ -54,8 +58,13 @@ class LoopWatch:
     FULL_BY_S.
     """
 
-    def __init__(self, times: LoopTimes) -> None:
+    def __init__(
+        self, times: LoopTimes, on_busy: Callable[[float], None] = lambda share: None
+    ) -> None:
+        """on_busy: told the thread's share of a core every BUSY_SAMPLES samples."""
         self._times = times
+        self._on_busy = on_busy
+        self._measured = (now(), time.thread_time())
         self._loop = asyncio.get_running_loop()
         self._turns_seen = 0
         self._settled = False
@@ -82,10 +91,18 @@ class LoopWatch:
         self._times.samples += 1
         self._times.late_s += late
         self._times.max_late_s = max(self._times.max_late_s, late)
+        if self._times.samples % BUSY_SAMPLES == 0:
+            self._measure_busy()
         if self._settled:
             self._maybe_collect()
         self._due = now() + SAMPLE_S
         self._timer = self._loop.call_later(SAMPLE_S, self._sample)
+
+    def _measure_busy(self) -> None:
+        (before, cpu_before), (at, cpu) = self._measured, (now(), time.thread_time())
+        self._measured = (at, cpu)
+        self._times.busy = (cpu - cpu_before) / max(at - before, SAMPLE_S)
+        self._on_busy(self._times.busy)
 
     def _maybe_collect(self) -> None:
         start = now()

@@ -13,7 +13,7 @@ from aiohttp import web
 from rtp.core.card import ModelCard
 from rtp.core.commands import Command, Dial, HangUp, Note, Send
 from rtp.core.errors import ProtocolError
-from rtp.core.events import Event, From, FrontendUp, LinkDown, LinkUp
+from rtp.core.events import Event, From, FrontendUp, LinkDown, LinkUp, LoopBusy
 from rtp.core.messages import (
     STATUS_COLUMNS,
     Ask,
@@ -93,6 +93,10 @@ class MasterLoop:
         self._cards: dict[str, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._names: StaticNames | None = None
+
+    def busy(self, share: float) -> None:
+        """How much of a core this loop has used lately."""
+        self.driver.tell(LoopBusy(share))
 
     def routes(self) -> list[web.RouteDef]:
         """Where workers register and frontends dial; to be added to the process's HTTP server."""

@@ -125,11 +125,24 @@ def _ranks(workers: Sequence[Overview]) -> Iterator[Metric]:
     yield usage
 
 
+LOOP_COUNTERS = {
+    "turns": ("rtp_loop_turns", "Turns of the event loop in which the scheduling core decided"),
+    "cpu_s": ("rtp_loop_turn_cpu_seconds", "The loop's own CPU in those turns"),
+    "samples": ("rtp_loop_samples", "Samples behind rtp_loop_late_seconds"),
+    "late_s": ("rtp_loop_late_seconds", "Sum of timer lateness of the event loop"),
+    "collections": ("rtp_loop_collections", "Garbage collections, made on purpose"),
+    "collect_s": ("rtp_loop_collect_seconds", "Time they took"),
+}
+LOOP_GAUGES = {
+    "busy": ("rtp_loop_busy_ratio", "Share of a core the event loop used lately, 0 to 1"),
+    "max_turn_cpu_s": ("rtp_loop_turn_cpu_max_seconds", "Most own CPU of a turn so far"),
+    "max_late_s": ("rtp_loop_late_max_seconds", "Worst timer lateness so far"),
+    "max_collect_s": ("rtp_loop_collect_max_seconds", "Longest collection so far"),
+}
+
+
 def _loop(times: LoopTimes) -> Iterator[Metric]:
-    late = CounterMetricFamily("rtp_loop_late_seconds", "Sum of timer lateness of the event loop")
-    late.add_metric((), times.late_s)
-    samples = CounterMetricFamily("rtp_loop_samples", "Samples behind rtp_loop_late_seconds")
-    samples.add_metric((), times.samples)
-    worst = GaugeMetricFamily("rtp_loop_late_max_seconds", "Worst timer lateness so far")
-    worst.add_metric((), times.max_late_s)
-    yield from (late, samples, worst)
+    for field, (name, text) in LOOP_COUNTERS.items():
+        yield CounterMetricFamily(name, text, value=getattr(times, field))
+    for field, (name, text) in LOOP_GAUGES.items():
+        yield GaugeMetricFamily(name, text, value=getattr(times, field))

@@ -15,6 +15,10 @@ Overview = dict[str, Any]  # Any: JSON for people; its members are listed in io/
 Path = tuple[str, ...]
 
 GAUGES: dict[Path, tuple[str, str]] = {
+    ("status_period_s",): (
+        "rtp_status_period_seconds",
+        "How often each worker is asked to report; longer while the Master's loop is too busy",
+    ),
     ("prefix_map", "arriving"): (
         "rtp_arriving_blocks",
         "Blocks that granted requests bring to their ranks, until these are settled",

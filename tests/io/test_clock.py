@@ -95,3 +95,21 @@ async def test_older_garbage_goes_when_nothing_happens(time: Time):
     finally:
         watch.close()
     await asyncio.sleep(0)
+
+
+async def test_the_threads_share_of_a_core_is_told_now_and_then(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[float] = []
+    cpu = 5.0
+    monkeypatch.setattr(clock.time, "thread_time", lambda: cpu)
+    times = LoopTimes()
+    watch = LoopWatch(times, told.append)
+    for _ in range(2 * clock.BUSY_SAMPLES):
+        time.now += clock.SAMPLE_S
+        cpu += 0.9 * clock.SAMPLE_S
+        watch._timer.cancel()
+        watch._sample()
+    assert told == pytest.approx([0.9, 0.9])
+    assert times.busy == told[-1]
+    watch.close()

@@ -9,7 +9,10 @@ from rtp.core.master.ranks import Ranks
 from rtp.core.messages import Fence, Poll, Status
 from rtp.core.types import RequestId, WorkerId
 
-STATUS_PERIOD_S = 0.020
+STATUS_PERIOD_S, LONGEST_PERIOD_S = 0.020, 0.100
+STRETCH = 1.5
+BUSY, CALM = 0.8, 0.7
+"""Shares of its time. The status period stretches above the one and shrinks below the other."""
 DELTA_PERIOD_S = 0.050
 NOBODY = RequestId("")
 
@@ -22,6 +25,16 @@ class Links:
         self._ranks = ranks
         self._fleet = fleet
         self._members = fleet.members
+        self.status_period_s = STATUS_PERIOD_S
+        """What workers are asked for now."""
+
+    def pace(self, busy: float) -> None:
+        """Asks for fewer reports while the Master's loop is too busy, and for more again after. The
+        next Poll to each worker says so."""
+        if busy > BUSY:
+            self.status_period_s = min(self.status_period_s * STRETCH, LONGEST_PERIOD_S)
+        elif busy < CALM:
+            self.status_period_s = max(self.status_period_s / STRETCH, STATUS_PERIOD_S)
 
     def link_up(self, worker_id: WorkerId, epoch: int, now: float) -> list[Command]:
         member = self._members.current(worker_id, epoch)
@@ -97,7 +110,9 @@ class Links:
         """The standing request for reports, with what was received."""
         return Send(
             member.worker_id,
-            Poll(self._term, STATUS_PERIOD_S, DELTA_PERIOD_S, member.acked_seq, member.version),
+            Poll(
+                self._term, self.status_period_s, DELTA_PERIOD_S, member.acked_seq, member.version
+            ),
         )
 
     def check(self, now: float) -> list[Command]:

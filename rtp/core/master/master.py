@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from rtp.core.commands import Command
-from rtp.core.events import Event, From, FrontendDown, FrontendUp, LinkDown, LinkUp, Tick
+from rtp.core.events import Event, From, FrontendDown, FrontendUp, LinkDown, LinkUp, LoopBusy, Tick
 from rtp.core.master.admission import Admission
 from rtp.core.master.affinity import Chats
 from rtp.core.master.booking import Booking
@@ -89,7 +89,7 @@ class Master:
         self.tenants = Tenants() if tenants is None else tenants
         self.ledger = Ledger(self.ranks, self.map, self.tenants, LEASE_S + LEASE_MARGIN_S)
         self.fleet = Fleet(self.ranks, self.ledger, self.map, self.tenants, lead_s)
-        self._links = Links(term, self.ranks, self.fleet)
+        self.links = Links(term, self.ranks, self.fleet)
         self.chats = Chats(affinity_chats, affinity_age_s)
         self.placements = Placement(routing, self._matches, self.fleet.place_of, kept_placements)
         self.admission = Admission(
@@ -130,6 +130,7 @@ class Master:
         self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
             Tick: self._tick,
             From: self._from,
+            LoopBusy: self._loop_busy,
             LinkUp: self._link_up,
             LinkDown: self._link_down,
             FrontendUp: self._frontend_up,
@@ -211,7 +212,7 @@ class Master:
         self._due_now = None
         self.ranks.settle_reports()
         stood_still = self.fleet.members.forgive(now)
-        out = self._links.check(now)
+        out = self.links.check(now)
         self.ledger.settle_lingering(now)
         out += self._expire_leases(now, stood_still)
         out += self.intake.recall(now)
@@ -247,14 +248,18 @@ class Master:
         handler = self._handlers.get(type(event.message))
         return handler(event.message, now) if handler else []
 
+    def _loop_busy(self, event: LoopBusy, now: float) -> list[Command]:
+        self.links.pace(event.share)
+        return []
+
     def _register(self, register: Register, now: float) -> list[Command]:
         return self.fleet.register(register, now)
 
     def _link_up(self, event: LinkUp, now: float) -> list[Command]:
-        return self._links.link_up(event.worker_id, event.epoch, now)
+        return self.links.link_up(event.worker_id, event.epoch, now)
 
     def _link_down(self, event: LinkDown, now: float) -> list[Command]:
-        return self._links.link_down(event.worker_id, event.epoch, now)
+        return self.links.link_down(event.worker_id, event.epoch, now)
 
     def _status(self, status: Status, now: float) -> list[Command]:
         member = self._current(status)
@@ -264,12 +269,12 @@ class Master:
         if not sound or status.term != self.term or status.seq <= member.acked_seq:
             self.fleet.num_stale += 1
             return []
-        out = self._links.heard(member, now)
+        out = self.links.heard(member, now)
         self._progress.step(member, status)
-        out += self._links.status(member, status, now)
+        out += self.links.status(member, status, now)
         out += self._progress.news(member, status.first_tokens, status.finished, now)
         self._progress.parked(member, status.parked)
-        return [*out, self._links.poll(member)]
+        return [*out, self.links.poll(member)]
 
     def _now(self, message: Now, now: float) -> list[Command]:
         member = self._current(message)
@@ -278,21 +283,21 @@ class Master:
         self._progress.refused(member, message.finished)
         out = self._progress.news(member, message.first_tokens, message.finished, now)
         self.fleet.changed(member)
-        return out + self._links.heard(member, now)
+        return out + self.links.heard(member, now)
 
     def _delta(self, delta: Delta, now: float) -> list[Command]:
         member = self._current(delta)
         if member is None:
             return []
-        out = self._links.heard(member, now) + self._views.delta(member, delta, now)
-        return [*out, self._links.poll(member)]
+        out = self.links.heard(member, now) + self._views.delta(member, delta, now)
+        return [*out, self.links.poll(member)]
 
     def _snapshot(self, snapshot: Snapshot, now: float) -> list[Command]:
         member = self._current(snapshot)
         if member is None:
             return []
-        out = self._links.heard(member, now) + self._views.snapshot(member, snapshot, now)
-        return [*out, self._links.poll(member)]
+        out = self.links.heard(member, now) + self._views.snapshot(member, snapshot, now)
+        return [*out, self.links.poll(member)]
 
     def _current(self, message: Status | Now | Delta | Snapshot) -> Member | None:
         """The sender, if it is linked and this is its present life."""

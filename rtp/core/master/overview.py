@@ -37,6 +37,7 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
     return {
         "term": master.term,
         "uptime_s": uptime_s,
+        "status_period_s": master.links.status_period_s,
         "queue": {
             "requests": sum(pool.window.num_waiting for pool in pools),
             "tokens": sum(pool.window.num_tokens for pool in pools),

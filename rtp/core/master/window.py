@@ -151,6 +151,10 @@ class Window:
             overdue = self.oldest_overdue(now)
             if overdue is not None:
                 return overdue
+        if self.num_open == 1:
+            alone = self._slots[int(self._eligible.argmax())]
+            assert alone is not None
+            return alone if self.need(alone) <= room else None
         among = self._eligible if room == np.inf else self._eligible & (self._need <= room)
         score = np.where(among, (now - self._arrival) * self._urgency, -1.0)
         first = int(score.argmax())
