@@ -10,8 +10,9 @@ from bench.lean_link import LeanLink, LeanRank, clock
 DELTA_S = 0.050
 KEYS = 16
 """That change of a rank at a time, on average: half are added, half removed."""
-ROWS, CONTEXT, TOKENS_PER_S = 16, 2048, 40.0
-"""Sequences that decode on a rank, tokens each has at first, and gains."""
+ROWS, TOKENS_PER_S = 16, 40.0
+"""Sequences that decode on a rank, and what each gains. All together they hold a quarter of the
+rank's tokens at first; at half of them new ones take their place."""
 
 
 class Background:
@@ -26,7 +27,7 @@ class Background:
         self._changing = changing
         self._random = Random(seed)
         self._next_key = -1  # requests' segments count upwards from 0
-        self._turn = 0
+        self._turns = [0] * len(links)
         self.num_keys = 0
         """Added and removed, so far."""
         start = clock()
@@ -35,8 +36,7 @@ class Background:
             for rank in link.ranks:
                 while rank.cache.room > 0:
                     self._add(rank)
-                for _ in range(ROWS):
-                    rank.begin_decode(CONTEXT, TOKENS_PER_S, start)
+                self._begin(rank, start)
 
     def turn(self, now: float) -> None:
         """Every tick, before the fleet's."""
@@ -44,10 +44,18 @@ class Background:
             if self._due[i] > now:
                 continue
             self._due[i] += DELTA_S
-            self._turn += 1
+            self._turns[i] += 1
             for offset in range(self._changing):
-                self._add(link.ranks[(self._turn + offset) % len(link.ranks)])
+                self._add(link.ranks[(self._turns[i] + offset) % len(link.ranks)])
+            rank = link.ranks[self._turns[i] % len(link.ranks)]
+            if rank.context(now) > rank.kv_total // 2:
+                rank.end_rows()
+                self._begin(rank, now)
             link.arm()
+
+    def _begin(self, rank: LeanRank, now: float) -> None:
+        for _ in range(ROWS):
+            rank.begin_decode(rank.kv_total // 4 // ROWS, TOKENS_PER_S, now)
 
     def _add(self, rank: LeanRank) -> None:
         count = self._random.randint(0, KEYS)

@@ -169,7 +169,7 @@ async def _measure(
     load = Load(fleet, background, master.address, master.secret)
     await fleet.start(master.url)
     await load.connect()
-    await usable(fleet, master, plan.prefill_ranks)
+    await usable(fleet, master, plan.prefill_ranks + plan.decode_ranks)
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -35,7 +35,8 @@ Profile = tuple[float, float, float, float, float, float]
 
 
 class LeanFleet:
-    """All links of the fleet and the HTTP servers on which they are dialled.
+    """All links of the fleet and the HTTP servers on which they are dialled. Without decode ranks
+    the others do it all.
 
     on_end(job): a request ended. whole: it does so with its last token, generated on the decode
     rank that the Grant names, or where it began; else with its first.
@@ -78,7 +79,8 @@ class LeanFleet:
         self._card = byte_card(MODEL, capacity)
         self._sockets: dict[WorkerId, socket.socket] = {}
         self._links: dict[WorkerId, LeanLink] = {}
-        for role, total in ((Role.FUSION, prefill_ranks), (Role.DECODE, decode_ranks)):
+        first = Role.PREFILL if decode_ranks else Role.FUSION
+        for role, total in ((first, prefill_ranks), (Role.DECODE, decode_ranks)):
             for start in range(0, total, ranks_per_link):
                 ranks = min(ranks_per_link, total - start)
                 register = self._register(role, start, ranks, blocks_per_rank, profile)
@@ -91,7 +93,14 @@ class LeanFleet:
 
     @property
     def num_fences(self) -> int:
-        return sum(link.num_fences for link in self._links.values())
+        """Grants that the Master took back. A decode rank whose request ended with its first token
+        is told so; that is none."""
+        idle = not self._whole
+        return sum(
+            link.num_fences
+            for link in self._links.values()
+            if not (idle and link.register.role is Role.DECODE)
+        )
 
     async def start(self, master: str) -> None:
         """Serves and registers; returns when every link is up."""
@@ -245,6 +254,7 @@ class LeanFleet:
             profile=profile,
             prefix_closed=True,
             hardware="simulated",
+            transports=("sim",),
         )
 
     def _route(self, link: LeanLink) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

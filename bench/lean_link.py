@@ -145,7 +145,16 @@ class LeanRank:
         self._per_s -= per_s
         self._since -= per_s * began
         if not self.rows:
-            self._tokens = self._per_s = self._since = 0.0  # rounding does not add up
+            self.end_rows()  # rounding does not add up
+
+    def end_rows(self) -> None:
+        """No row decodes any more."""
+        self.rows = 0
+        self._tokens = self._per_s = self._since = 0.0
+
+    @property
+    def kv_total(self) -> int:
+        return self.link.register.kv_total[self.rank]
 
 
 class LeanLink:

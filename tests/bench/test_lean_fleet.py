@@ -86,7 +86,7 @@ async def test_every_request_ends_once_and_the_masters_view_is_the_truth(tmp_pat
 
         def usable() -> bool:
             models = server.overview()["models"].values()
-            return sum(model["usable_ranks"] for model in models) == 12
+            return sum(model["usable_ranks"] for model in models) == 16
 
         async with asyncio.timeout(20):
             await every_tick(fleet.tick, usable)
