@@ -8,9 +8,10 @@ from pathlib import Path
 from rtp.config import MasterConfig, Tenant
 from rtp.core.master import pool, rounds, shares, tenants, view, window
 from rtp.core.master.admission import GATES
-from rtp.io.metrics_facts import RANK_GAUGES, TABLES
-from rtp.io.metrics_master import COUNTERS, GAUGES, TENANT_COUNTERS, VIEW_COUNTERS
+from rtp.io.metrics_facts import WithAliases
 from rtp.policies.routing import predicted_ttft
+from tests.io.test_metrics_master import watched
+from tests.support.fleet import Fleet
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "scheduling.md").read_text()
 
@@ -20,10 +21,9 @@ def test_every_gate_is_on_the_page():
 
 
 def test_every_metric_on_the_page_exists():
-    tables = (COUNTERS, GAUGES, TENANT_COUNTERS, VIEW_COUNTERS, RANK_GAUGES, TABLES)
-    known = {name for table in tables for name, _ in table.values()}
-    known |= {"rtp_gate_refusals", "rtp_predictor_error_ratio", "rtp_view_source"}
-    known |= {"rtp_view_age_seconds", "rtp_tenant_requests_waiting"}
+    fleet = Fleet()
+    fleet.add(ranks=2, lockstep=True)
+    known = {family.name for family in WithAliases(watched(fleet).registry).collect()}
     named = {name.removesuffix("_total") for name in re.findall(r"\brtp_\w+", PAGE)}
     assert named <= known, named - known
 
