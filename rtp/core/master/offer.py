@@ -66,6 +66,9 @@ class Offer(Candidates):
         _put(self, "_block_size", block_size)
         _put(self, "_affine_row", affine_row)
         _put(self, "matched_tokens", self._of(matched))
+        if self._at is None:
+            for name, column in view.read_only:
+                _put(self, name, column)
 
     def __getattr__(self, name: str) -> Any:  # Any: best_tokens is a number
         """A column that was not read yet."""

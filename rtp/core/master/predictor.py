@@ -19,6 +19,7 @@ import numpy as np
 from rtp.core.types import FloatArray, IntArray
 
 NUM_COEFFICIENTS = 6
+Coefficients = FloatArray | list[float]
 DEFAULT_PROFILE = (5e-3, 1e-4, 1e-9, 5e-3, 1e-3, 1e-7)
 """A small model on a CPU; used where a worker measured nothing."""
 SMALLEST = 1e-12
@@ -36,13 +37,15 @@ TYPICAL_TERMS = ((1.0, 256.0, 256.0 * 128.0), (1.0, 4.0, 2048.0))
 """A prefill and a decode step by which two profiles are compared."""
 
 
-def prefill_seconds(coefficients: FloatArray, new: FloatArray, cached: FloatArray) -> FloatArray:
+def prefill_seconds(coefficients: Coefficients, new: FloatArray, cached: FloatArray) -> FloatArray:
     """coefficients: [6] or [6, R]; new, cached: tokens, broadcast against R."""
     a, b, c = coefficients[:3]
     return np.asarray(a + new * (b + c * (cached + 0.5 * new)))
 
 
-def decode_seconds(coefficients: FloatArray, batch: FloatArray, context: FloatArray) -> FloatArray:
+def decode_seconds(
+    coefficients: Coefficients, batch: FloatArray, context: FloatArray
+) -> FloatArray:
     """coefficients: [6] or [6, R]; batch: rows, context: tokens in their pages."""
     d, e, f = coefficients[3:]
     return np.asarray(d + e * batch + f * context)
@@ -53,9 +56,10 @@ class RankPredict:
 
     def __init__(self, coefficients: FloatArray, num_ranks: int = 0) -> None:
         """coefficients: [6, R], or [6, 1] where all `num_ranks` have the same."""
-        self._coefficients = coefficients
         self._num_ranks = num_ranks or coefficients.shape[1]
-        self._one = coefficients[:3, 0].tolist() if coefficients.shape[1] == 1 else None
+        self._all_alike = coefficients.shape[1] == 1
+        # Six numbers are multiplied faster than six columns of one.
+        self._coefficients = coefficients[:, 0].tolist() if self._all_alike else coefficients
 
     def prefill_s(self, new: FloatArray, cached: FloatArray) -> FloatArray:
         return self._column(prefill_seconds(self._coefficients, new, cached), new, cached)
@@ -65,17 +69,16 @@ class RankPredict:
 
     def prefill_of(self, index: int, new: float, cached: float) -> float:
         """For one of the ranks."""
-        if self._one is None:
-            a, b, c = self._coefficients[:3, index].tolist()
-        else:
-            a, b, c = self._one
+        a, b, c = (
+            self._coefficients[:3] if self._all_alike else self._coefficients[:3, index].tolist()
+        )
         return float(a + new * (b + c * (cached + 0.5 * new)))
 
     def _column(self, seconds: FloatArray, *given: FloatArray) -> FloatArray:
         """A number is a column of itself."""
         if isinstance(given[0], np.ndarray) or isinstance(given[1], np.ndarray):
             return seconds
-        return np.broadcast_to(seconds, (self._num_ranks,))
+        return np.full(self._num_ranks, seconds)
 
 
 Three = tuple[float, float, float]

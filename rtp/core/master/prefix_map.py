@@ -78,10 +78,14 @@ class PrefixMap:
         pending = self._pending[rank]
         if pending and tier is Tier.DEVICE:
             confirmed = self._confirmed[rank]
+            fresh = []
             for key in keys:
                 count = pending.pop(key, 0)
                 if count:
                     confirmed[key] = confirmed.get(key, 0) + count
+                else:
+                    fresh.append(key)
+            keys = fresh  # what was arriving is credited already
         self._set(keys, rank, tier)
 
     def remove(self, rank: int, hashes: Hashes | Sequence[int], tier: Tier) -> None:

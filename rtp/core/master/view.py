@@ -25,6 +25,9 @@ DECODE_ROWS, CONTEXT = COLUMN["decode_rows"], COLUMN["context_tokens"]
 KV_FREE, KV_TOTAL = COLUMN["kv_free"], COLUMN["kv_total"]
 
 
+LOAD = ("wait_s", "prefill_tokens", "num_requests", "decode_rows", "context_tokens")
+
+
 class View:
     """Columns of some ranks at one instant, own charges included. Length R, rows ascending. Some
     lie in the table itself: to be read only, and only during the round."""
@@ -53,7 +56,7 @@ class View:
         *("rows", "busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows"),
         *("context_tokens", "kv_free", "kv_total", "room", "load", "open", "ready"),
         *("numbered", "offered", "reported_at", "coefficients", "best_room", "least_room"),
-        *("at", "_lead_s", "_now", "_ranks"),
+        *("at", "read_only", "_lead_s", "_now", "_ranks"),
     )
 
     def __init__(self, ranks: Ranks, at: Rows, now: float, lead_s: float) -> None:
@@ -86,6 +89,8 @@ class View:
         self.offered |= self.ready
         self.best_room = np.where(self.ready, self.room, -inf)
         self.least_room = float(self.room.min(initial=inf))
+        self.read_only = [(name, _read_only(getattr(self, name))) for name in LOAD]
+        """The columns most policies read, as these may have them."""
         self.reported_at = of(ranks.reported_at)
         self.coefficients = ranks.coefficients(at)
 
@@ -115,3 +120,9 @@ class View:
         self.ready[i] = ready
         self.best_room[i] = room if ready else -inf
         self.offered[i] = ready or (is_open and ranks.held.item(row) < MOST_HELD)
+
+
+def _read_only(column: FloatArray) -> FloatArray:
+    alias = column[:]
+    alias.setflags(write=False)
+    return alias
