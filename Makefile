@@ -53,7 +53,7 @@ clients: $(STAMP) ## Outside clients against a real server (lm-eval, aiperf, gui
 	$(BIN)/python -m tests.clients.setup
 	$(BIN)/pytest -m clients --timeout 1800 $(ARGS)
 
-soak: $(STAMP) ## Long runs: 20,000 fault seeds, 10 minutes of mixed traffic with disconnects
+soak: $(STAMP) ## Long runs: 100,000 fault seeds on all cores, 10 minutes of mixed traffic with disconnects
 	$(BIN)/pytest -m soak --timeout 7200 -s $(ARGS)
 
 bench: $(STAMP) ## Benchmarks; each prints its ratio to a peer first

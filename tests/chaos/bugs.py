@@ -10,15 +10,23 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from unittest.mock import Mock, patch
 
 import msgspec
+import numpy as np
 
 import rtp.core.hashing
 from rtp.core.commands import Command, Send
 from rtp.core.events import Event, From
+from rtp.core.master.external import External
+from rtp.core.master.links import Links
+from rtp.core.master.offer import Offer
+from rtp.core.master.placement import Placement
+from rtp.core.master.predictor import RankPredict
 from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import Ranks
+from rtp.core.master.tenants import Charge, Tenants
 from rtp.core.messages import Cancel, Submit, Tokens
+from rtp.core.policy import Query
 from rtp.core.steps import StepPlan
-from rtp.core.types import Hashes, Ids, Tier
+from rtp.core.types import FloatArray, Hashes, Ids, Tier
 from rtp.core.worker.batcher import Batcher
 from rtp.core.worker.blocks import BlockManager
 from rtp.core.worker.group import LockstepGroup
@@ -132,9 +140,65 @@ def rank_without_work_left_out() -> Iterator[None]:
 
 
 @contextmanager
+def policy_trusted() -> Iterator[None]:
+    """Whatever a user's policy answers or raises is taken."""
+
+    def trust(
+        self: Placement, query: Query, offer: Offer, predict: RankPredict
+    ) -> tuple[FloatArray, str]:
+        return np.array(self._routing.score(query, offer, predict), dtype=np.float64), ""
+
+    with patch.object(Placement, "_score", trust):
+        yield
+
+
+@contextmanager
 def group_busy_on_one_rank_only() -> Iterator[None]:
     """The Master takes ranks for free that wait for another of their group."""
     with patch.object(Ranks, "_busy_together", Mock()):
+        yield
+
+
+@contextmanager
+def silence_unnoticed() -> Iterator[None]:
+    """A link through which nothing comes any more is trusted while it is open."""
+
+    check = Links.check
+
+    def trust(self: Links, now: float) -> list[Command]:
+        for member in self._fleet.members:
+            if member.linked:
+                member.heard_at = now
+                self._fleet.members.arm(member)
+        return check(self, now)
+
+    with patch.object(Links, "check", trust):
+        yield
+
+
+@contextmanager
+def tenant_charge_kept() -> Iterator[None]:
+    """A tenant goes on paying for a request that used nothing."""
+    settle = Tenants.settle
+
+    def keep(self: Tenants, charge: Charge, used: float, now: float) -> None:
+        if used:
+            settle(self, charge, used, now)
+
+    with patch.object(Tenants, "settle", keep):
+        yield
+
+
+@contextmanager
+def foreign_leases_never_end() -> Iterator[None]:
+    """A place that was only asked for is kept for a caller who says nothing more."""
+
+    def keep(self: External, now: float) -> list[Command]:
+        for booking in self._ledger.external.take(now):
+            self._ledger.external.set(booking, now + 3600.0)
+        return []
+
+    with patch.object(External, "expire", keep):
         yield
 
 
@@ -146,4 +210,8 @@ BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "evicted_keys_kept": evicted_keys_kept,
     "rank_without_work_left_out": rank_without_work_left_out,
     "group_busy_on_one_rank_only": group_busy_on_one_rank_only,
+    "policy_trusted": policy_trusted,
+    "silence_unnoticed": silence_unnoticed,
+    "tenant_charge_kept": tenant_charge_kept,
+    "foreign_leases_never_end": foreign_leases_never_end,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rtp.core.events import Event, Tick
+from rtp.core.events import Event
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.hashing import low64
 from rtp.core.master.master import Master
@@ -12,8 +12,8 @@ from rtp.core.worker.worker import Worker
 from tests.chaos.plant import AFFINITY_CHATS, KEPT_PLACEMENTS, Plant
 from tests.chaos.scenario import Scenario
 
-SOMETIMES = 16
-"""The costliest checks follow one event in so many."""
+OFTEN, SOMETIMES = 4, 16
+"""Checks follow one event in so many, the costliest ones fewer. What goes wrong stays wrong."""
 MOST_EVENTS = 100_000
 
 
@@ -35,10 +35,12 @@ class Checks:
         if isinstance(core, Master):
             if sometimes:
                 core.check()
-        elif isinstance(core, Frontend | Worker) and not isinstance(event, Tick):
+        elif isinstance(core, Frontend | Worker) and self.num_events % OFTEN == 0:
             core.check()
-            if sometimes and isinstance(core, Worker):
-                self._check_keys(core)
+            if isinstance(core, Worker):
+                _check_steps(core)
+                if sometimes:
+                    self._check_keys(core)
 
     def quiet(self, plant: Plant) -> None:
         """Nothing is held for anybody, and the Master believes what is true."""
@@ -47,6 +49,7 @@ class Checks:
         master.check()
         assert master.idle(), "the ledger is not zero"
         assert master.map.num_arriving() == 0
+        assert master.tenants.num_open == 0, "a tenant's charge is not settled"
         assert len(master.chats.prefill) <= AFFINITY_CHATS
         assert len(master.chats.decode) <= AFFINITY_CHATS
         assert len(master.placements.last(100)) <= KEPT_PLACEMENTS
@@ -84,3 +87,10 @@ class Checks:
             reported = master.ranks.reported[:, row]
             assert reported[:5].tolist() == [0, 0, 0, 0, 0], "load is reported where none is"
             assert reported[5:7].tolist() == [kv_total, kv_total]
+
+
+def _check_steps(worker: Worker) -> None:
+    """Ranks that step together have begun the same steps."""
+    if worker._card.lockstep:
+        begun = {rank.batcher._in_flight._next for rank in worker._ranks if not rank.failed}
+        assert len(begun) <= 1, "a rank of a group is a step apart"

@@ -11,7 +11,7 @@ from rtp.core.types import FrontendId
 from rtp.core.virtual_time import Process
 from tests.chaos.network import Partition
 from tests.chaos.plant import Plant
-from tests.chaos.scenario import Fault
+from tests.chaos.scenario import MOST_WHO, Fault
 
 
 class Faults:
@@ -131,8 +131,26 @@ class Faults:
         one = names.pop(fault.who % len(names))
         others = sorted(names)[: 1 + fault.who % 2] if fault.who % 3 else names
         until = min(self._world.now + fault.seconds, self._over_by)
-        partition = Partition(until, one, frozenset(others), fault.hard)
+        partition = Partition(until, one, frozenset(others), fault.hard, fault.one_way)
         self._plant.network.partitions.append(partition)
+
+    def late_frame(self, fault: Fault) -> None:
+        """A report or an order that a connection of before has held back until now: of a life or a
+        term that is over, or seen already."""
+        frames = self._plant.orders if fault.hard else self._plant.reports
+        if not frames:
+            return
+        lives = {
+            name: process.register.epoch
+            for name, process in self._world.workers.items()
+            if process.register
+        }
+        over = [frame for frame in frames if frame.epoch < lives.get(frame.source, 0)]
+        frame = (over or frames)[fault.who * len(over or frames) // MOST_WHO]
+        to = self._world.workers[frame.target] if fault.hard else self._plant.master
+        this_life = to.register is None or to.register.epoch == frame.epoch
+        if to.alive and not to.paused and this_life:
+            self._world.tell(to, From(frame.source, frame.message))
 
     # ---------------------------------------------------------------- whom it befalls
 

@@ -21,11 +21,13 @@ class Partition:
     others: frozenset[str]
     hard: bool
     """Connections break; else what is sent arrives when it is over."""
+    one_way: bool
+    """What the others send to the one arrives."""
 
     def parts(self, source: str, target: str) -> bool:
-        return (source == self.one and target in self.others) or (
-            target == self.one and source in self.others
-        )
+        if source == self.one:
+            return target in self.others
+        return target == self.one and source in self.others and not self.one_way
 
 
 class FaultyNetwork(Network):

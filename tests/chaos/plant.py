@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from random import Random
+from types import ModuleType
 
 from rtp.backends import sim
 from rtp.core import plugins
-from rtp.core.commands import Command
+from rtp.core.commands import Command, Send
 from rtp.core.events import Event, From
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.master.master import Master
+from rtp.core.master.tenants import Tenants
+from rtp.core.messages import AnyMessage, Delta, Fence, Now, Poll, Snapshot, Status
+from rtp.core.policy import Routing
 from rtp.core.ports import Runner
 from rtp.core.steps import StepPlan, StepResult
 from rtp.core.types import FrontendId, WorkerId
 from rtp.core.virtual import VirtualCluster
 from rtp.core.virtual_time import Process
 from rtp.core.worker.worker import Worker
+from tests.chaos.callers import Caller
 from tests.chaos.network import FaultyNetwork
-from tests.chaos.scenario import EOS, MAX_MODEL_LEN, VOCAB_SIZE, Scenario
+from tests.chaos.policies import Misbehaving
+from tests.chaos.scenario import (
+    EOS,
+    MAX_MODEL_LEN,
+    MISBEHAVING,
+    VOCAB_SIZE,
+    Call,
+    Scenario,
+)
 from tests.support.cluster import a_register
 from tests.support.oracles import Signs
 
 MAX_RANKS = 32
 KEPT_PLACEMENTS = 8
 AFFINITY_CHATS = 3
+CALLER = FrontendId("caller")
+FRAMES_KEPT = 400
 GRACE_S = 2.0
 """Of Masters whose frontends outlive them."""
 
@@ -48,6 +66,17 @@ class UnsteadyRunner:
         self._inner.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message between Master and worker that was sent once."""
+
+    source: str
+    target: str
+    epoch: int
+    """The worker's life."""
+    message: AnyMessage
+
+
 class Plant:
     """`world` with a Master, frontends f0 .. and workers w0 .., each in its present life."""
 
@@ -58,6 +87,11 @@ class Plant:
         after: Callable[[Process, Event], None],
     ) -> None:
         self.shape = scenario.shape
+        self.calls = scenario.calls
+        self.reports: deque[Frame] = deque(maxlen=FRAMES_KEPT)
+        """Of workers."""
+        self.orders: deque[Frame] = deque(maxlen=FRAMES_KEPT)
+        """Of Masters."""
         self.asks_workers = False
         """New Masters know the workers' addresses and ask them to register."""
         random = Random(f"{scenario.seed} network and runners")
@@ -78,10 +112,23 @@ class Plant:
     def processes(self) -> list[Process]:
         return [self.master, *self.world.frontends.values(), *self.world.workers.values()]
 
+    def keep(self, process: Process, command: Command) -> None:
+        """Remembers what may come late."""
+        match command:
+            case Send("master", Status() | Now() | Delta() | Snapshot() as message):
+                frame = Frame(process.name, "master", message.epoch, message)
+                self.reports.append(frame)
+            case Send(peer, Poll() | Fence() as message) if peer in self.world.workers:
+                register = self.world.workers[peer].register
+                assert register is not None
+                self.orders.append(Frame("master", peer, register.epoch, message))
+
     def start(self) -> None:
         self.start_master()
         for index in range(self.shape.workers):
             self.start_worker(WorkerId(f"w{index}"))
+        if self.calls:
+            self.start_caller(self.calls)
 
     def calm(self) -> None:
         """From now on nothing goes wrong by itself; what stands still goes on."""
@@ -95,10 +142,11 @@ class Plant:
         first = self._term == 0
         self._term += 1
         routing = self.shape.routing
-        policy = plugins.build("routing", routing, **({"seed": 1} if routing == "random" else {}))
+        terms = self.shape.terms
         core = Master(
             self._term,
-            policy,
+            _policy(routing),
+            tenants=None if terms is None else Tenants({"t": terms}),
             max_ranks=MAX_RANKS,
             kept_placements=KEPT_PLACEMENTS,
             affinity_chats=AFFINITY_CHATS,
@@ -111,6 +159,11 @@ class Plant:
         if first or self.shape.with_master:
             for index in range(self.shape.frontends):
                 self.start_frontend(FrontendId(f"f{index}"))
+
+    def start_caller(self, calls: Sequence[Call]) -> None:
+        """Whoever asks for places only; it outlives every Master."""
+        self.world.add_frontend(CALLER, Caller(CALLER, calls), skew_s=self._skew())
+        del self.world.frontends[CALLER]  # nothing befalls it
 
     def start_frontend(self, name: FrontendId) -> None:
         core = Frontend(name, lambda model, skip: Signs())
@@ -181,3 +234,17 @@ class Plant:
 
     def _skew(self) -> float:
         return self._skews.pop() if self._skews else 0.0
+
+
+def _policy(name: str) -> Routing:
+    if name == MISBEHAVING:
+        return Misbehaving()
+    module = _module(name)
+    policy: Routing = module.build(seed=1) if name == "random" else module.build()
+    return policy
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    """Looked up once: entry points are files."""
+    return plugins.module("routing", name)

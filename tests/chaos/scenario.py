@@ -11,6 +11,7 @@ from typing import Any
 
 from rtp.backends.sim import Rule, expected_tokens
 from rtp.core.hashing import block_hashes
+from rtp.core.master.tenants import Terms
 from rtp.core.types import Hashes, RequestId, SamplingParams, pack_ids
 from tests.support.cluster import SEED, Planned, a_request
 from tests.support.oracles import Expected, expected_choices
@@ -34,7 +35,11 @@ FAULTS = (
     "cut",
     "partition",
     "register_again",
+    "late_frame",
 )
+MOST_WHO = 16
+MISBEHAVING = "misbehaving"
+"""A user's policy that fails in every way (tests/chaos/policies.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class Shape:
     hang: float
     """Share of steps that take a hundred times as long."""
     lockstep: bool = False
+    terms: Terms | None = None
+    """Of tenant "t"; without them it is as all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,10 @@ class Fault:
     seconds: float
     """How long it lasts, or until the next life starts."""
     hard: bool
-    """Of a partition: connections break; else messages wait. Of a drain: without grace."""
+    """Of a partition: connections break; else messages wait. Of a drain: without grace. Of a late
+    frame: the Master's own, to a worker."""
+    one_way: bool = False
+    """Of a partition: what the others send arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,20 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A request for a place for somebody else's engine (router-only mode)."""
+
+    at: float
+    hashes: Hashes
+    num_tokens: int
+    lease_s: float
+    renewals: int
+    """Times it is renewed, each at half its lease."""
+    end: str
+    """What the caller says at last: "done", "failed", "cancel" or nothing at all."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     seed: int
     shape: Shape
@@ -108,6 +132,9 @@ class Scenario:
     """Clock offsets, dealt out to processes as they start; monotonic clocks are positive."""
     clients: tuple[Client, ...]
     faults: tuple[Fault, ...]
+    calls: tuple[Call, ...]
+    thorough: bool
+    """Watched until the longest timer has run out, not only until all is as it should be."""
 
     @property
     def calm(self) -> bool:
@@ -131,6 +158,10 @@ class Scenario:
 def make_scenario(seed: int) -> Scenario:
     random = Random(seed)
     shape = _in_groups(_shape(random), Random(f"{seed} groups"))
+    more = Random(f"{seed} more")
+    shape = replace(shape, terms=_terms(more))
+    if more.random() < 0.08:
+        shape = replace(shape, routing=MISBEHAVING)
     quiet_times = random.random() < 0.15
     trouble = Trouble(0.0005, 0.0, 0.0)
     faults: tuple[Fault, ...] = ()
@@ -140,7 +171,7 @@ def make_scenario(seed: int) -> Scenario:
             spike=random.choice([0.0, 0.0, 0.01, 0.1]),
             drop=random.choice([0.0, 0.0, 0.002, 0.02]),
         )
-        faults = _faults(random)
+        faults = tuple(replace(fault, one_way=more.random() < 0.4) for fault in _faults(random))
     rule = Rule(VOCAB_SIZE, (EOS,), shape.eos_every)
     families = _families(random, shape.block_size)
     span_s = random.choice([0.3, ARRIVALS_S])
@@ -152,6 +183,8 @@ def make_scenario(seed: int) -> Scenario:
         skews=tuple(random.choice([0.0, random.uniform(0.0, 1e6)]) for _ in range(64)),
         clients=tuple(sorted(clients, key=lambda client: client.planned.at)),
         faults=faults,
+        calls=_calls(more, clients),
+        thorough=more.random() < 0.1,
     )
 
 
@@ -185,13 +218,45 @@ def _in_groups(shape: Shape, random: Random) -> Shape:
     return replace(shape, ranks=random.randint(2, 4), lockstep=True)
 
 
+def _terms(random: Random) -> Terms | None:
+    """One in four limits tenant "t", whom half the requests belong to."""
+    if random.random() < 0.75:
+        return None
+    return Terms(
+        weight=random.choice([0.2, 1.0, 5.0]),
+        tokens_per_s=random.choice([None, 50.0, 500.0]),
+        max_waiting=random.choice([None, 1, 4]),
+    )
+
+
+def _calls(random: Random, clients: list[Client]) -> tuple[Call, ...]:
+    """One in five has a caller that asks for places only."""
+    if random.random() < 0.8:
+        return ()
+    prompts = [(c.chains[0], len(c.planned.tokens)) for c in clients]
+    calls = []
+    for _ in range(random.choice([1, 4, 12])):
+        hashes, num_tokens = random.choice(prompts)
+        calls.append(
+            Call(
+                at=random.uniform(0.0, ARRIVALS_S),
+                hashes=hashes,
+                num_tokens=num_tokens,
+                lease_s=random.choice([0.1, 0.5, 2.0]),
+                renewals=random.choice([0, 0, 3]),
+                end=random.choice(["done", "failed", "cancel", ""]),
+            )
+        )
+    return tuple(calls)
+
+
 def _faults(random: Random) -> tuple[Fault, ...]:
     kinds = random.sample(FAULTS, random.randint(1, 5))
     faults = [
         Fault(
             at=random.uniform(0.0, CALM_AT_S - 1.0),
             kind=random.choice(kinds),
-            who=random.randrange(16),
+            who=random.randrange(MOST_WHO),
             seconds=random.choice([0.02, 0.2, 0.7, 1.5, 4.0]) * random.uniform(0.5, 1.5),
             hard=random.random() < 0.5,
         )

@@ -32,13 +32,14 @@ class Witness:
     """Every request ends once; what its client got is the beginning of the right output, and all of
     it when the request ended well."""
 
-    def __init__(self, calm: bool, well_by_s: float) -> None:
-        """calm: nothing goes wrong in this run.  well_by_s: from here on it has been well for so
-        long that no patience may end."""
+    def __init__(self, calm: bool, well_by_s: float, limited: frozenset[str]) -> None:
+        """calm: nothing goes wrong in this run.  limited: tenants that may be refused for what they
+        use.  well_by_s: from here on it has been well for so long that no patience may end."""
         self.outcomes = Outcomes()
         self.runs: dict[RequestId, Run] = {}
         self.num_events = 0
         self._calm = calm
+        self._limited = limited
         self._well_by_s = well_by_s
 
     def begin(self, begin: Begin, expected: tuple[Expected, ...], now: float) -> Run:
@@ -104,6 +105,7 @@ class Witness:
         permitted = {
             504: age >= patience - ROUNDING_S and now < self._well_by_s,
             503: not self._calm or failed.code == "overloaded",
+            429: begin.tenant in self._limited,
             499: run.paused,
         }
         assert permitted.get(failed.status, False), f"{failed} after {age:.3f} s"
