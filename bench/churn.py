@@ -22,7 +22,7 @@ from bench.fleet_run import Plan, measure
 from bench.master_process import Observer, Usage
 from bench.report import Claim, finish, machine
 
-BLOCKS_PER_RANK = 1024
+BLOCKS_PER_RANK = 1200
 FULL_S = 60.0
 """By then the caches are full."""
 EVERY_S = 30.0
