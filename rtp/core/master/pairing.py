@@ -82,8 +82,11 @@ class Pairs:
         self.prefills = kinds == PREFILL
         self.decoding = ~self.prefills
         """Ranks that a request can stay on to its end."""
-        self._kinds = kinds
+        self.by_way = [(way, kinds == way) for way in WAYS]
+        """Which ranks go each way."""
         self._transports = transports
+        self._sharing: dict[int, BoolArray] = {}
+        """By transports: the prefill ranks that have one of them."""
         self._partners = (kinds == DECODE).nonzero()[0]
         self._latency_s = latency_s[self._partners]
         self._token_s = token_s[self._partners]
@@ -99,7 +102,7 @@ class Pairs:
         new = need.num_tokens - matched.take(at)
         headroom = view.room.take(at) - new - need.choices * need.output
         able = allowed.take(at) & view.numbered.take(at) & self._reachable & (headroom >= 0)
-        if not able.any():
+        if not np.count_nonzero(able):
             return None
         batch = view.num_requests.take(at) + need.choices
         context = view.context_tokens.take(at) + need.choices * need.num_tokens
@@ -108,11 +111,13 @@ class Pairs:
             some if some.shape[1] == 1 else some.take(at, axis=1), batch, context
         )
         transfer_s = self._latency_s + self._token_s * new
-        affine = able & (view.rows.take(at) == affine_row)
-        why = "chat" if affine.any() else "time"
-        able = affine if affine.any() else able
+        why = "time"
+        if affine_row >= 0:
+            affine = able & (view.rows.take(at) == affine_row)
+            if np.count_nonzero(affine):
+                able, why = affine, "chat"
         cost = np.where(able, np.round(token_s + transfer_s / need.output, ROUND_DIGITS), np.inf)
-        ties = np.where(cost == cost.min(), headroom, -np.inf)
+        ties = np.where(cost == cost.item(cost.argmin()), headroom, -np.inf)
         best = int(ties.argmax())
         return Partner(
             row=view.rows.item(at.item(best)),
@@ -135,8 +140,10 @@ class Pairs:
         room = view.room + matched
         fits: BoolArray = self.decoding & (room >= need.whole)
         if partner is not None:
-            theirs = self._transports[view.at.index(partner.row)]
-            pairs = self.prefills & ((self._transports & theirs) != 0)
+            theirs = self._transports.item(view.at.index(partner.row))
+            pairs = self._sharing.get(theirs)
+            if pairs is None:
+                pairs = self._sharing[theirs] = self.prefills & ((self._transports & theirs) != 0)
             fits |= pairs & (room >= need.num_tokens + need.choices)
         fits &= allowed
         return fits
@@ -170,20 +177,17 @@ class Pairs:
                 cost += need.output * _token_s(offer, index, need) + others * prefill_s
             if cost < least - SLACK_S:
                 best, least = index, cost
-        line = fits & self.prefills
-        if partner is not None and line.any() and not offer.which(self.prefills).item(best):
-            at = line.nonzero()[0]
+        if partner is None or offer.which(self.prefills).item(best):
+            return best
+        at = (fits & self.prefills).nonzero()[0]
+        if len(at):
             some, cached = view.coefficients, matched.take(at)
             some = some if some.shape[1] == 1 else some.take(at, axis=1)
             ttft_s = view.wait_s.take(at) + prefill_seconds(some, need.num_tokens - cached, cached)
             after_s = need.output * partner.token_s + partner.transfer_s
-            if float(ttft_s.min()) + after_s < least:
+            if ttft_s.item(ttft_s.argmin()) + after_s < least:
                 return None
         return best
-
-    def among(self, offer: Offer, way: int) -> BoolArray:
-        """Which candidates go this way."""
-        return offer.which(self._kinds == way)
 
 
 def _token_s(offer: Offer, index: int, need: Need) -> float:

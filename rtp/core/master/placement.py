@@ -22,7 +22,7 @@ import numpy as np
 
 from rtp.core.master.matches import Matches
 from rtp.core.master.offer import Offer
-from rtp.core.master.pairing import WAYS, Need, Pairs, Partner
+from rtp.core.master.pairing import Need, Pairs, Partner
 from rtp.core.master.predictor import RankPredict
 from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
@@ -142,7 +142,7 @@ class Placement:
             able = allowed if partners is None else partners
             partner = pairs.partner(view, need, matched, able, affine_decode_row)
             fits = pairs.fits(view, need, matched, allowed, partner)
-            self.lacked_headroom = not fits.any()
+            self.lacked_headroom = not np.count_nonzero(fits)
             ready, offered = fits & ready, fits & offered
         elif allowed is not view.open or whole > view.least_room:
             fits = allowed & (view.room >= whole - matched)
@@ -280,13 +280,14 @@ def _best_of_each(
 ) -> list[tuple[int, float]]:
     """The best candidate of each way, and its predicted prefill; -1 where there is none."""
     found = []
-    for way in WAYS:
-        among = pairs.among(offer, way)
-        if not among.any():
+    for _, ranks in pairs.by_way:
+        among = offer.which(ranks)
+        if not np.count_nonzero(among):
             found.append((-1, 0.0))
             continue
         theirs = np.where(among, scores, -inf)
-        index = _best(theirs, offer) if theirs.max() > -inf else int(among.argmax())
+        top = theirs.item(theirs.argmax())
+        index = _best(theirs, offer) if top > -inf else int(among.argmax())
         cached = offer.matched_tokens.item(index)
         found.append((index, predict.prefill_of(index, num_tokens - cached, cached)))
     return found
