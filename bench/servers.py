@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,15 +50,22 @@ class Server:
 
 @contextlib.contextmanager
 def run(
-    name: str, command: Sequence[str], port: int, model: str, *, wait_s: float = 180.0
+    name: str,
+    command: Sequence[str],
+    port: int,
+    model: str,
+    *,
+    wait_s: float = 180.0,
+    path: str = "/health",
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Starts a server, waits until GET /health answers 200, ends it (and its children) at exit."""
+    """Starts a server, waits until GET `path` answers 200, ends it (and its children) at exit."""
     log = ROOT / ".cache" / f"bench-{name}.log"
     log.parent.mkdir(exist_ok=True)
     started = time.perf_counter()
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, cwd=ROOT, start_new_session=True
+            command, stdout=out, stderr=out, cwd=ROOT, env=env, start_new_session=True
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -66,7 +73,7 @@ def run(
             if process.poll() is not None:
                 raise RuntimeError(f"{name} ended with {process.returncode}; see {log}")
             try:
-                with urllib.request.urlopen(f"{url}/health", timeout=1) as reply:
+                with urllib.request.urlopen(f"{url}{path}", timeout=1) as reply:
                     if reply.status == 200:
                         break
             except OSError:
