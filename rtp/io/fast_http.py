@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from typing import cast
 
@@ -24,6 +25,7 @@ MOST_HEAD = 8190
 MOST_BODY = 128 << 10
 """Larger ones would keep the loop for milliseconds; aiohttp's side hashes in a thread."""
 MOST_AHEAD = 64 << 10
+KEPT_HEADS = 512
 LOOK_S = 60.0
 """A connection that has brought no whole first request by then is closed."""
 TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -242,8 +244,10 @@ class FastHttp(asyncio.Protocol):
                 self._transport.close()
 
 
-def _headers(lines: bytes) -> dict[bytes, bytes] | None:
-    """Header lines -> values by lower-case name; None where aiohttp shall look."""
+@lru_cache(maxsize=KEPT_HEADS)
+def _headers(lines: bytes) -> Mapping[bytes, bytes] | None:
+    """Header lines -> values by lower-case name; None where aiohttp shall look. A client sends the
+    same ones again and again, but for the length."""
     headers: dict[bytes, bytes] = {}
     for line in lines.split(b"\r\n")[:-1]:
         name, _, value = line.partition(b":")

@@ -136,7 +136,9 @@ class Metrics:
         self.bodies_too_large = self._counter(
             "rtp_bodies_too_large", "Requests over the body limit (413)"
         )
-        self._seen_events: set[str] = set()
+        self._counted: dict[tuple[str, str, int], Counter] = {}
+        """Looked up once: a label costs more than its count."""
+        self._seen_events: dict[str, Counter] = {}
         self._models: dict[str, ModelMetrics] = {}
         self._facts = Facts()
         self.registry.register(self._facts)
@@ -151,7 +153,11 @@ class Metrics:
     def request(self, route: str, outcome: str, status: int, *, generates: bool) -> None:
         """A request ended. route: one of our own. outcome: ok, failed, refused or disconnected.
         generates: people want to see its rate."""
-        self._requests.labels(route, outcome, str(status)).inc()
+        key = (route, outcome, status)
+        counter = self._counted.get(key)
+        if counter is None:
+            counter = self._counted[key] = self._requests.labels(route, outcome, str(status))
+        counter.inc()
         if generates:
             self.recent.request(ok=outcome == "ok")
 
@@ -162,11 +168,12 @@ class Metrics:
     def note(self, event: str, fields: Mapping[str, object] | None = None) -> None:
         """Counts a core's Note by its name; its fields are for the log, too free for labels."""
         del fields
-        if event not in self._seen_events:
+        counter = self._seen_events.get(event)
+        if counter is None:
             if len(self._seen_events) >= MAX_EVENTS:
                 event = "other"
-            self._seen_events.add(event)
-        self._events.labels(event).inc()
+            counter = self._seen_events[event] = self._events.labels(event)
+        counter.inc()
 
     def watch(
         self,

@@ -151,10 +151,10 @@ class Intake:
         refusal = self._facts(ask, pool)
         if refusal is not None:
             return _refused(ask, refusal)
-        cached = min(
-            self._matches.of(ask.hashes).best * pool.block_size,
-            reusable(ask.num_tokens, pool.block_size),
-        )
+        cached = 0
+        if not ask.at_once or self._limits.need_a_match(ask):
+            best = self._matches.of(ask.hashes).best * pool.block_size
+            cached = min(best, reusable(ask.num_tokens, pool.block_size))
         uncached = ask.num_tokens - cached
         service_s = _prefill_s(pool.coefficients, uncached, cached)
         need = uncached + ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)

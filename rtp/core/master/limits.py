@@ -52,6 +52,12 @@ class Limits:
             return gates.too_late(ask, drain_s + service_s, ttft_limit_s, drain_s)
         return gates.tenant_rate(ask, terms, need, wait_s) if wait_s else None
 
+    def need_a_match(self, ask: Ask) -> bool:
+        """Whether it matters here how much of a prompt is cached that does not wait: it is matched
+        for its place in any case, in this very turn."""
+        rate = self._tenants.terms(ask.tenant).tokens_per_s
+        return rate is not None or self._gates.ttft_limit_s(ask) < inf
+
     def in_the_way(self, pool: Pool, uncached: int) -> Waiting | None:
         """A waiting request that a further one pushes out of the queue; None when it has room, or
         what is newest has run before: streams that a lost worker cut are not refused."""

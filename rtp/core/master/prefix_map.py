@@ -116,13 +116,17 @@ class PrefixMap:
         """
         pending, confirmed = self._pending[rank], self._confirmed[rank]
         keys = _keys(hashes)
-        if pending and held:
-            again = [key for key in keys[:held] if key in pending]
-            for key in again:
-                pending[key] += 1
-        else:
-            again = []
         bit, shards = self._bits.of(rank), self._shards
+        first = held
+        if pending and self._bits.closed & bit:
+            # What arrives lies behind what is there: an earlier tail had its whole prefix.
+            while first and keys[first - 1] in pending:
+                first -= 1
+            again = list(keys[first:held])
+        else:
+            again = [key for key in keys[:held] if key in pending] if pending else []
+        for key in again:
+            pending[key] += 1
         new = []
         for key in keys[held:]:
             if key in pending:
