@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from rtp.backends import sim
+from rtp.core.commands import Send
 from rtp.core.master import window
-from rtp.core.types import BoolArray, FloatArray, IntArray, RequestId
+from rtp.core.messages import Submit
+from rtp.core.types import BoolArray, FloatArray, IntArray, RequestId, Role
 from tests.support.cluster import Planned, a_cluster, a_request, random_tokens
 from tests.support.oracles import expected_choices
 
@@ -49,6 +51,33 @@ def test_requests_end_right():
     cluster.pass_time(1.0)
     assert all(worker.idle() for worker in cluster.workers.values())
     assert cluster.master.idle()
+
+
+def test_requests_move_from_prefill_ranks_to_decode_ranks_that_step_together():
+    """What starts together is the prefill; where it goes on nobody waits for the others."""
+    roles = (Role.PREFILL, Role.DECODE)
+    cluster = a_cluster(workers=2, ranks=4, lockstep=True, roles=roles)
+    planned = [a_request(tokens=range(100 * i, 150 + 100 * i), max_tokens=6) for i in range(12)]
+    outcomes = cluster.run_all(planned)
+    for one, outcome in zip(planned, outcomes, strict=True):
+        (wanted,) = expected_choices(one.begin(RequestId("r"), 16), sim.Rule(32000, (2,)))
+        assert tuple(outcome.ids) == wanted.ids
+    submits = [
+        command.message
+        for _, _, command in cluster.commands
+        if isinstance(command, Send) and isinstance(command.message, Submit)
+    ]
+    goes_on = [any(choice.source for choice in submit.choices) for submit in submits]
+    sizes = {
+        later: {
+            submit.group_size
+            for submit, is_later in zip(submits, goes_on, strict=True)
+            if is_later == later
+        }
+        for later in (False, True)
+    }
+    assert 4 in sizes[False]
+    assert sizes[True] == {1}
 
 
 # ---------------------------------------------------------------- length grouping

@@ -239,6 +239,8 @@ class Request:
             address=to.address,
             rank=to.rank,
             number=to.number,
+            group_id=-1,
+            group_size=1,
             decode=None,
         )
         self.connect_by = None

@@ -146,15 +146,9 @@ class Rounds:
         return pool.window.best(now, room) if room > -inf else None
 
     def _look(
-        self,
-        pool: Pool,
-        waiting: Waiting,
-        view: View,
-        now: float,
-        among: BoolArray | None = None,
-        partners: BoolArray | None = None,
+        self, pool: Pool, waiting: Waiting, view: View, now: float, among: BoolArray | None = None
     ) -> Choice | None:
-        """among, partners: [R] of view.rows on which it may begin, and go on; all by default."""
+        """among: [R] of view.rows on which it may begin; all by default."""
         ask = waiting.ask
         allowed = self._allowed(pool, waiting, view, now)
         output = pool.outputs.expected(ask.tenant, ask.max_tokens)
@@ -171,14 +165,14 @@ class Rounds:
             affine_row=self._fleet.row_of(self._chats.prefill.find(ask.tenant, ask.chat_id, now)),
             now=now,
             pairs=pairs,
-            partners=allowed if partners is None else allowed & partners,
+            partners=allowed,
             affine_decode_row=affine_decode_row,
         )
         if choice is not None:
             tokens = choice.new_tokens if choice.partner is None else choice.partner.tokens
             need = tokens + ask.n * output
             pool.window.refresh(waiting, choice.new_tokens, choice.prefill_s, need)
-        elif pairs is not None and self._placement.lacked_headroom:
+        elif pairs is not None and among is None and self._placement.lacked_headroom:
             # What is cached for it may make it fit; when that is not enough, it waits for the rest.
             need = ask.num_tokens + ask.n * output
             pool.window.refresh(waiting, waiting.uncached, waiting.service_s, need)
@@ -231,7 +225,8 @@ class Rounds:
         """Grants a request its rank; where that one steps together with others, others theirs."""
         together = [(first, choice)]
         if choice.row in self._ranks.groups and not first.ask.lease_s:
-            together += self._company(pool, first, choice, view, now)
+            self._expect(pool, first, choice, view)
+            together += self._company(pool, first, choice.row, view, now)
         group_id, size = -1, len(together)
         if size > 1:
             group_id = self.num_group_rounds
@@ -253,13 +248,19 @@ class Rounds:
         for each in (row,) if group is None else group.tolist():
             view.reread(each)
 
+    def _expect(self, pool: Pool, waiting: Waiting, choice: Choice, view: View) -> None:
+        """Its decode rank, which others of the round may want too, is charged with the grant."""
+        if choice.partner is not None:
+            ask = waiting.ask
+            output = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
+            view.expect(choice.partner.row, choice.partner.tokens + output, ask.n)
+
     def _company(
-        self, pool: Pool, first: Waiting, leader: Choice, view: View, now: float
+        self, pool: Pool, first: Waiting, row: int, view: View, now: float
     ) -> list[tuple[Waiting, Choice]]:
         """Who goes best with the first request of a group, each to another of its free ranks.
         Those whose callers have engines of their own submit to none of ours, so nobody waits for
         them."""
-        row = leader.row
         at = [view.at.index(row) for row in self._ranks.groups[row].tolist()]
         free = np.zeros(len(view.rows), dtype=np.bool_)
         free[at] = view.ready[at]
@@ -269,19 +270,15 @@ class Rounds:
             return []
         token_s = float(pool.coefficients[1])
         at_ease = pool.lead.seconds / token_s if token_s else inf
-        room = float(view.room[free].max())
+        room = float(view.room[free].max()) if pool.pairs is None else pool.pairs.room(view)
         found: list[tuple[Waiting, Choice]] = []
-        partners = np.ones(len(view.rows), dtype=np.bool_)
-        if leader.partner is not None:
-            partners[view.at.index(leader.partner.row)] = False
         for other in pool.window.company(first, count, room, at_ease):
             external = other.ask.lease_s > 0
-            choice = None if external else self._look(pool, other, view, now, free, partners)
+            choice = None if external else self._look(pool, other, view, now, free)
             if choice is not None:
                 free[view.at.index(choice.row)] = False
                 found.append((other, choice))
-                if choice.partner is not None:  # nothing is charged there yet
-                    partners[view.at.index(choice.partner.row)] = False
+                self._expect(pool, other, choice, view)
         return found
 
 

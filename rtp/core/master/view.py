@@ -56,13 +56,14 @@ class View:
         *("rows", "busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows"),
         *("context_tokens", "kv_free", "kv_total", "room", "load", "open", "ready"),
         *("numbered", "offered", "reported_at", "coefficients", "best_room", "least_room"),
-        *("at", "read_only", "_lead_s", "_now", "_ranks"),
+        *("at", "read_only", "_coming", "_lead_s", "_now", "_ranks"),
     )
 
     def __init__(self, ranks: Ranks, at: Rows, now: float, lead_s: float) -> None:
         """About 25 array calls."""
         self._ranks, self._now, self._lead_s = ranks, now, lead_s
         self.at = at
+        self._coming: dict[int, int] = {}
         of, reported = at.of, ranks.reported
         self.rows = at.array
         self.busy_s = np.maximum(of(ranks.busy_until) - now, 0.0)
@@ -94,8 +95,21 @@ class View:
         self.reported_at = of(ranks.reported_at)
         self.coefficients = ranks.coefficients(at)
 
+    def expect(self, row: int, tokens: int, choices: int) -> None:
+        """A grant is decided on that will reserve so much there: further ones of the same group
+        round find it taken. reread() puts the ledger's figures in its place."""
+        ranks, i = self._ranks, self.at.index(row)
+        room = self.room.item(i)
+        self.room[i] = (self.kv_free.item(i) if room == inf else room) - tokens
+        self.least_room = min(self.least_room, self.room.item(i))
+        self.num_requests[i] += choices
+        coming = self._coming[row] = self._coming.get(row, 0) + 1
+        number = ranks.next_number.item(row) + coming
+        self.numbered[i] = number - ranks.seen_upto.item(row) <= MASK_BITS
+
     def reread(self, row: int) -> None:
         """The round charged this row, or holds a request for it: the same formulas once more."""
+        self._coming.pop(row, None)
         ranks, i = self._ranks, self.at.index(row)
         reported = ranks.reported
         busy_s = max(ranks.busy_until.item(row) - self._now, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rtp.core.messages import Grant
-from rtp.core.types import RequestId
+from rtp.core.types import RequestId, Role
 from tests.support.fleet import Fleet, Worker, hashes_of
 
 
@@ -154,6 +154,21 @@ def test_rounds_are_shared_between_tenants():
             worker.see(grant)
     assert all(grant is not None for grant in granted(fleet, others))
     assert sum(grant is not None for grant in granted(fleet, flood)) == 4
+
+
+def test_a_round_of_prefill_ranks_shares_the_decode_ranks():
+    """As far as they have headroom for all of it together, though each is charged at its grant."""
+    for kv_total, size in ((100_000, 4), (2 * (5000 + 16) + 100, 2)):
+        fleet = Fleet()
+        worker = a_group(fleet, role=Role.PREFILL, transports=("sim",))
+        fleet.add("d", role=Role.DECODE, transports=("sim",), kv_total=(kv_total,))
+        ids = [fleet.ask(range(at, at + 5000), tick=False) for at in range(0, 400_000, 100_000)]
+        fleet.tick()
+        grants = [grant for grant in granted(fleet, ids) if grant is not None]
+        assert [grant.worker_id for grant in grants] == [worker.id] * size
+        assert {grant.group_size for grant in grants} == {size}
+        assert [grant.decode and grant.decode.worker_id for grant in grants] == ["d"] * size
+        assert sorted(grant.decode.number for grant in grants if grant.decode) == [*range(size)]
 
 
 def test_what_a_group_lost_leaves_nothing_behind():
