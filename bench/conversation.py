@@ -121,8 +121,11 @@ class Conversation:
 
 
 def find_trace() -> Path:
-    """Where RTP_TRACES says, or beside the project."""
-    return Path(os.environ.get("RTP_TRACES", ROOT.parent / "shared" / "traces")) / FILE
+    """Where RTP_TRACES says, or beside the project. Ends the process where it is not."""
+    path = Path(os.environ.get("RTP_TRACES", ROOT.parent / "shared" / "traces")) / FILE
+    if not path.exists():
+        raise SystemExit(f"{path} is not there; RTP_TRACES names the folder of traces")
+    return path
 
 
 def _segments(paths: list[list[int]]) -> tuple[dict[int, int], list[list[int]]]:
