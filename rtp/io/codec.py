@@ -152,6 +152,8 @@ def _ask(m: Ask) -> str:
         return "a prompt, a choice and no negative output are needed"
     if not (m.deadline_s >= 0 and (m.ttft_timeout_s is None or m.ttft_timeout_s >= 0)):
         return "times to wait are seconds from now"
+    if m.lease_s or m.at_once:
+        return "places for engines of others are asked for at the Master"
     return _hashes(m.hashes)
 
 

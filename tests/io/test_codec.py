@@ -189,6 +189,7 @@ def test_a_direction_takes_only_its_own_messages():
 
 REPLACE = msgspec.structs.replace
 SUBMIT = next(m for m in MESSAGES if isinstance(m, Submit))
+ASK = next(m for m in MESSAGES if isinstance(m, Ask))
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,8 @@ SUBMIT = next(m for m in MESSAGES if isinstance(m, Submit))
         REPLACE(REGISTER, worker_id=WorkerId("")),
         REPLACE(REGISTER, profile=(1.0,)),
         REPLACE(REGISTER, profile=(float("nan"),) * 6),
+        REPLACE(ASK, lease_s=float("inf")),
+        REPLACE(ASK, at_once=True),
         REPLACE(SUBMIT, prompt=b"123"),
         REPLACE(SUBMIT, hashes=b"1" * 15),
         REPLACE(SUBMIT, choices=(ChoiceState(0, b"1"),)),
