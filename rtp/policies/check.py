@@ -156,6 +156,19 @@ def _two_of_a_kind_decide_alike(make: Make) -> str:
     return ""
 
 
+def _rows_stand_alone_where_it_says_so(make: Make) -> str:
+    """With `by_row` it is shown more rows than the candidates."""
+    policy = make()
+    if not getattr(policy, "by_row", False):
+        return ""
+    whole, some = some_candidates(50), np.arange(0, 50, 3)
+    columns = {name: getattr(whole, name) for name in Candidates.__dataclass_fields__}
+    part = _frozen({n: c[some] if isinstance(c, np.ndarray) else c for n, c in columns.items()})
+    among_all = policy.score(a_query(), whole, a_predictor(50))[some]
+    alone = policy.score(a_query(), part, a_predictor(len(some)))
+    return "" if np.array_equal(among_all, alone) else "a row's score depends on other rows"
+
+
 def _answers_do_not_share_memory(make: Make) -> str:
     """Scores are the Master's once they are returned."""
     policy = make()
@@ -180,6 +193,7 @@ CHECKS: dict[str, Callable[[Make], str]] = {
     "idle and empty ranks are scored": _caught(_idle_ranks_are_scored),
     "columns are only read": _caught(_columns_are_only_read),
     "two of a kind decide alike": _caught(_two_of_a_kind_decide_alike),
+    "rows stand alone if by_row says so": _caught(_rows_stand_alone_where_it_says_so),
     "scores stay as they were returned": _caught(_answers_do_not_share_memory),
 }
 

@@ -31,6 +31,8 @@ def test_a_policy_keeps_its_promises(name: str, check: str):
 class Wrong:
     """A policy that breaks one promise."""
 
+    by_row = True
+
     def __init__(self, fault: str) -> None:
         self.fault = fault
         self.scores = np.zeros(9)
@@ -51,6 +53,8 @@ class Wrong:
             case "mutates":
                 candidates.wait_s += 1.0
                 return -candidates.wait_s
+            case "other rows":
+                return candidates.wait_s - candidates.wait_s.mean()
             case "its own dice":
                 return np.random.default_rng().random(num)
             case _:
@@ -69,6 +73,7 @@ class Wrong:
         ("nan", "scores are one finite number per candidate", "not finite"),
         ("divides", "idle and empty ranks are scored", "not finite"),
         ("mutates", "columns are only read", "writes into a column"),
+        ("other rows", "rows stand alone if by_row says so", "depends on other rows"),
         ("its own dice", "two of a kind decide alike", "differently"),
         ("same array", "scores stay as they were returned", "a later call changes"),
     ],
