@@ -8,6 +8,7 @@ from pathlib import Path
 from rtp.config import MasterConfig, Tenant
 from rtp.core.master import pool, rounds, shares, tenants, view, window
 from rtp.core.master.admission import GATES
+from rtp.io.clock import LoopTimes
 from rtp.io.metrics_facts import WithAliases
 from rtp.policies.routing import predicted_ttft
 from tests.io.test_metrics_master import watched
@@ -23,7 +24,9 @@ def test_every_gate_is_on_the_page():
 def test_every_metric_on_the_page_exists():
     fleet = Fleet()
     fleet.add(ranks=2, lockstep=True)
-    known = {family.name for family in WithAliases(watched(fleet).registry).collect()}
+    metrics = watched(fleet)
+    metrics.watch(loop=LoopTimes())
+    known = {family.name for family in WithAliases(metrics.registry).collect()}
     named = {name.removesuffix("_total") for name in re.findall(r"\brtp_\w+", PAGE)}
     assert named <= known, named - known
 
