@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from math import inf
 from random import Random
 from types import ModuleType
 
@@ -16,7 +17,7 @@ from rtp.core.events import Event, From
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.master.master import Master
 from rtp.core.master.tenants import Tenants
-from rtp.core.messages import AnyMessage, Delta, Fence, Now, Poll, Snapshot, Status
+from rtp.core.messages import AnyMessage, Delta, Fence, Now, Poll, Snapshot, Source, Status
 from rtp.core.policy import Routing
 from rtp.core.ports import Runner
 from rtp.core.steps import StepPlan, StepResult
@@ -43,6 +44,8 @@ KEPT_PLACEMENTS = 8
 AFFINITY_CHATS = 3
 CALLER = FrontendId("caller")
 FRAMES_KEPT = 400
+TOKENS_PER_S = 1e5
+"""Of a pull."""
 GRACE_S = 2.0
 """Of Masters whose frontends outlive them."""
 
@@ -64,6 +67,23 @@ class UnsteadyRunner:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class UnsteadyTransport:
+    """Some of its pulls take for ever.  fails: asked for each."""
+
+    tokens_per_s = TOKENS_PER_S
+
+    def __init__(self, transfer_s: float, fails: Callable[[], bool]) -> None:
+        self._transfer_s = transfer_s
+        self._fails = fails
+
+    @property
+    def latency_s(self) -> float:
+        return inf if self._fails() else self._transfer_s
+
+    async def pull(self, source: Source, start: int, num_tokens: int, pages: bytes) -> None:
+        raise NotImplementedError("virtual time asks for the latency only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +120,7 @@ class Plant:
         self._random = random
         self._skews = list(scenario.skews)
         self._hangs = scenario.shape.hang
+        self._calm = False
         self._term = 0
         self._epochs: dict[WorkerId, int] = {}
 
@@ -134,6 +155,7 @@ class Plant:
         """From now on nothing goes wrong by itself; what stands still goes on."""
         self.network.calm()
         self._hangs = 0.0
+        self._calm = True
         for process in self.processes:
             self.resume(process)
 
@@ -185,6 +207,9 @@ class Plant:
             profile=(),
             max_batch_tokens=shape.max_batch_tokens,
             lockstep=shape.lockstep,
+            role=shape.roles[int(worker_id[1:]) % len(shape.roles)],
+            transports=("sim",),
+            transfer=(shape.transfer_s, TOKENS_PER_S),
         )
         core = Worker(
             card,
@@ -196,7 +221,9 @@ class Plant:
             max_unacked=shape.max_unacked,
             max_attempts=shape.max_attempts,
         )
-        self.world.add_worker(card, core, runners, skew_s=self._skew())
+        failing = partial(self._fails, shape.transfers_fail)
+        transport = UnsteadyTransport(shape.transfer_s, failing)
+        self.world.add_worker(card, core, runners, skew_s=self._skew(), transport=transport)
 
     def restart_worker(self, worker: Process, after_s: float) -> None:
         """kill -9, and a new life some time later."""
@@ -231,6 +258,9 @@ class Plant:
             e=shape.step_s / 20,
             f=0.0,
         )
+
+    def _fails(self, share: float) -> bool:
+        return not self._calm and share > 0 and self._random.random() < share
 
     def _skew(self) -> float:
         return self._skews.pop() if self._skews else 0.0

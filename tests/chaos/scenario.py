@@ -12,7 +12,7 @@ from typing import Any
 from rtp.backends.sim import Rule, expected_tokens
 from rtp.core.hashing import block_hashes
 from rtp.core.master.tenants import Terms
-from rtp.core.types import Hashes, RequestId, SamplingParams, pack_ids
+from rtp.core.types import Hashes, RequestId, Role, SamplingParams, pack_ids
 from tests.support.cluster import SEED, Planned, a_request
 from tests.support.oracles import Expected, expected_choices
 
@@ -67,6 +67,12 @@ class Shape:
     lockstep: bool = False
     terms: Terms | None = None
     """Of tenant "t"; without them it is as all others."""
+    roles: tuple[Role, ...] = (Role.FUSION,)
+    """Of the workers, in turn."""
+    transfer_s: float = 0.0
+    """A pull of pages takes so long."""
+    transfers_fail: float = 0.0
+    """Share of pulls that never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,7 @@ def make_scenario(seed: int) -> Scenario:
     shape = _in_groups(_shape(random), Random(f"{seed} groups"))
     more = Random(f"{seed} more")
     shape = replace(shape, terms=_terms(more))
+    shape = _in_roles(shape, Random(f"{seed} roles"))
     if more.random() < 0.08:
         shape = replace(shape, routing=MISBEHAVING)
     quiet_times = random.random() < 0.15
@@ -216,6 +223,22 @@ def _in_groups(shape: Shape, random: Random) -> Shape:
     if random.random() < 0.8:
         return shape
     return replace(shape, ranks=random.randint(2, 4), lockstep=True)
+
+
+def _in_roles(shape: Shape, random: Random) -> Shape:
+    """One in four has workers that only prefill, and others that decode."""
+    if random.random() < 0.75:
+        return shape
+    prefill, decode, fusion = Role.PREFILL, Role.DECODE, Role.FUSION
+    return replace(
+        shape,
+        workers=random.randint(2, 4),
+        roles=random.choice(
+            [(prefill, decode), (prefill, decode, decode), (fusion, prefill, decode)]
+        ),
+        transfer_s=random.choice([0.0, 0.002, 0.05]),
+        transfers_fail=random.choice([0.0, 0.0, 0.1, 1.0]),
+    )
 
 
 def _terms(random: Random) -> Terms | None:
