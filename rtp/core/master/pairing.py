@@ -179,7 +179,8 @@ class Pairs:
                 best, least = index, cost
         if partner is None or offer.which(self.prefills).item(best):
             return best
-        at = (fits & self.prefills).nonzero()[0]
+        # Ready ones have no line: the policy did not want them, and they took part all the same.
+        at = (fits & self.prefills & ~view.ready).nonzero()[0]
         if len(at):
             some, cached = view.coefficients, matched.take(at)
             some = some if some.shape[1] == 1 else some.take(at, axis=1)

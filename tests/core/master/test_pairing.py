@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -11,7 +12,8 @@ from rtp.core.commands import Send
 from rtp.core.events import From
 from rtp.core.master.master import LEASE_MARGIN_S, LEASE_S
 from rtp.core.messages import Fence, Finished, Grant, Now, Place, WorkerLost
-from rtp.core.types import Role, WorkerId
+from rtp.core.policy import Candidates, Predict, Query
+from rtp.core.types import FloatArray, Role, WorkerId
 from tests.support.fleet import Fleet, Worker, hashes_of
 
 EXPIRY_S = LEASE_S + LEASE_MARGIN_S
@@ -235,6 +237,25 @@ def test_every_way_out_of_back_pressure_gives_all_back():
 
 
 # ---------------------------------------------------------------- which way
+
+
+class LastRank:
+    """Of ranks of one role the last one, whatever it holds."""
+
+    def score(self, query: Query, candidates: Candidates, predict: Predict) -> FloatArray:
+        return candidates.rank_ids.astype(np.float64)
+
+
+def test_nobody_waits_for_a_free_rank_that_the_policy_does_not_want():
+    fleet = Fleet(LastRank())
+    fleet.add("p0", role=Role.PREFILL, transports=("sim",))
+    fleet.add("p1", role=Role.PREFILL, transports=("sim",))
+    fleet.add("d", role=Role.DECODE, transports=("sim",))
+    prompt = range(2_000)
+    for name in ("p0", "d"):
+        fleet.store(fleet.workers[name], hashes_of(prompt))
+    fleet.report(fleet.workers["d"], running=1, decode_rows=1)
+    assert fleet.grant(fleet.ask(prompt)) is not None
 
 
 def test_a_request_does_not_disturb_decoding_where_a_prefill_rank_will_soon_be_free():
