@@ -30,8 +30,10 @@ from rtp.core.types import FloatArray, Hashes, Ids, Tier
 from rtp.core.worker.batcher import Batcher
 from rtp.core.worker.blocks import BlockManager
 from rtp.core.worker.group import LockstepGroup
+from rtp.core.worker.handovers import HandOvers
 from rtp.core.worker.running import Running
 from rtp.core.worker.sequence import Sequence
+from rtp.core.worker.streams import Attempt
 from rtp.core.worker.worker import Worker
 
 
@@ -202,6 +204,17 @@ def foreign_leases_never_end() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def handed_over_pages_kept() -> Iterator[None]:
+    """A worker goes on pinning what it handed over."""
+
+    def keep(self: HandOvers, attempt: Attempt) -> None:
+        """Does nothing."""
+
+    with patch.object(HandOvers, "release", keep):
+        yield
+
+
 BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "release_skipped_on_cancel": release_skipped_on_cancel,
     "resume_index_off_by_one": resume_index_off_by_one,
@@ -211,6 +224,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "rank_without_work_left_out": rank_without_work_left_out,
     "group_busy_on_one_rank_only": group_busy_on_one_rank_only,
     "policy_trusted": policy_trusted,
+    "handed_over_pages_kept": handed_over_pages_kept,
     "silence_unnoticed": silence_unnoticed,
     "tenant_charge_kept": tenant_charge_kept,
     "foreign_leases_never_end": foreign_leases_never_end,
