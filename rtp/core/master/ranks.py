@@ -128,8 +128,7 @@ class Ranks:
         if not booking.seen:
             self.settle_reports()
             self._uncharge(booking)
-            if row not in self.groups:  # else another rank's work may last as long
-                self.busy_until[row] -= booking.prefill_s
+            self._less_busy(row, booking.prefill_s)
         self.park(booking, False)
         self.reserved_tokens[row] -= booking.reserved_tokens
 
@@ -147,7 +146,7 @@ class Ranks:
         self.reserved_tokens[row] += tokens
         booking.reserved_tokens += tokens
         if early:
-            self.busy_until[row] -= booking.prefill_s
+            self._less_busy(row, booking.prefill_s)
         booking.new_tokens, booking.prefill_s = 0, 0.0
 
     def park(self, booking: Booking, parked: bool) -> None:
@@ -234,6 +233,12 @@ class Ranks:
         if at.hardware != MIXED:
             return self.profiles[at.hardware, :, None]
         return np.ascontiguousarray(self.profiles[self.classes[at.array]].T)
+
+    def _less_busy(self, row: int, seconds: float) -> None:
+        """Work that was charged will not be done. In a group other ranks' may last as long: the
+        next report tells."""
+        if row not in self.groups:
+            self.busy_until[row] -= seconds
 
     def _busy_together(self, row: int) -> None:
         group = self.groups.get(row)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rtp.core.messages import Grant
+from rtp.core.events import From
+from rtp.core.messages import Grant, Renew
 from rtp.core.types import RequestId, Role
-from tests.support.fleet import Fleet, Worker, hashes_of
+from tests.support.fleet import FRONTEND, Fleet, Worker, hashes_of
 
 
 def a_group(fleet: Fleet, name: str = "g", ranks: int = 4, **fields: object) -> Worker:
@@ -193,3 +194,23 @@ def test_a_grant_that_ends_unseen_frees_its_group_with_the_next_report():
     assert fleet.grant(second) is None
     fleet.report(worker)
     assert fleet.grant(second) is not None
+
+
+def test_places_for_engines_of_others_start_with_nobody():
+    """They submit to no rank of ours. One that is prefilled early leaves its group as busy as the
+    other ranks are, for all that is known."""
+    fleet = Fleet()
+    worker = a_group(fleet)
+    ids = [
+        fleet.ask(range(at, at + 20_000), tick=False, lease_s=lease_s)
+        for at, lease_s in ((0, 60.0), (100_000, 0.0), (200_000, 60.0))
+    ]
+    fleet.tick()
+    leader = next(grant for grant in granted(fleet, ids) if grant is not None)
+    assert leader.group_size == 1
+    for request_id in ids[::2]:
+        fleet.tell(From(FRONTEND, Renew(request_id, 1, 60.0, True)))
+    assert sum(grant is not None for grant in granted(fleet, ids)) == 1
+    fleet.report(worker)
+    fleet.report(worker)
+    assert {grant.group_size for grant in granted(fleet, ids) if grant is not None} == {1}
