@@ -46,6 +46,14 @@ OUTCOMES = frozenset({"done", "failed", "cancelled"})
 log = structlog.get_logger(__name__)
 
 
+class DecodeRank(msgspec.Struct):
+    """Of a request that the Master splits."""
+
+    worker_id: str
+    address: str
+    rank: int
+
+
 class Placed(msgspec.Struct):
     """The answer to POST /v1/schedule."""
 
@@ -54,7 +62,8 @@ class Placed(msgspec.Struct):
     worker_id: str
     address: str
     rank: int
-    decode_rank: None
+    decode_rank: DecodeRank | None
+    """Where the caller should go on after the first token; reserved as well."""
     matched_tokens: int
     lease_s: float
     reasons: str
@@ -358,6 +367,7 @@ class Schedule:
 
     def _placed(self, grant: Grant, hashes: Hashes) -> bytes:
         self._outside.placed(grant, hashes)
+        to = grant.decode
         return self._encode(
             Placed(
                 grant.request_id,
@@ -365,7 +375,7 @@ class Schedule:
                 grant.worker_id,
                 grant.address,
                 grant.rank,
-                None,
+                None if to is None else DecodeRank(to.worker_id, to.address, to.rank),
                 grant.matched_tokens,
                 grant.lease_s,
                 f"/v1/requests/{grant.request_id}/placement",

@@ -71,6 +71,11 @@ RANK_GAUGES = {
     "prefill_tokens": ("rtp_prefill_tokens_pending", "Prompt tokens still to compute"),
     "kv_free": ("rtp_kv_free_tokens", "Free or reclaimable tokens of the device tier"),
     "kv_total": ("rtp_kv_total_tokens", "Tokens of the device tier"),
+    "reserved_tokens": (
+        "rtp_reserved_tokens",
+        "Output expected of granted requests, and prompts on their way to a decode rank",
+    ),
+    "headroom": ("rtp_headroom_tokens", "Free tokens that nobody is expected to need"),
 }
 
 
@@ -116,7 +121,8 @@ def _ranks(workers: Sequence[Overview]) -> Iterator[Metric]:
     for column, (name, text) in RANK_GAUGES.items():
         gauge = GaugeMetricFamily(name, text, labels=names)
         for labels, rank in ranks:
-            gauge.add_metric(labels, rank[column])
+            if column in rank:
+                gauge.add_metric(labels, rank[column])
         yield gauge
     usage = GaugeMetricFamily("rtp_kv_usage_ratio", "Share of KV in use, 0 to 1", labels=names)
     for labels, rank in ranks:

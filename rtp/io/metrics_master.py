@@ -51,6 +51,15 @@ COUNTERS: dict[Path, tuple[str, str]] = {
         "Requests with expected hits of which the rank found none: hashes may disagree",
     ),
     ("requests", "granted"): ("rtp_grants", "Grants"),
+    ("requests", "split"): ("rtp_split_grants", "Grants that name a decode rank as well"),
+    ("requests", "handovers"): (
+        "rtp_handovers",
+        "Split requests that went on at their decode rank",
+    ),
+    ("requests", "held_back"): (
+        "rtp_held_back",
+        "Looks and rounds that left requests waiting, for want of headroom on any decode rank",
+    ),
     ("groups", "rounds"): (
         "rtp_group_rounds",
         "Times that several requests were granted together to ranks that step together",

@@ -158,7 +158,7 @@ def test_whoever_dies_the_answer_goes_on(who, when):
 
 
 def test_p10_a_transfer_that_stalls_is_recomputed_in_time():
-    """Cases P02, P06, P10."""
+    """Cases P02, P10."""
     cluster = split(transfer=(60.0, 1e9), told=AT_ONCE)
     planned = a_request(tokens=prompt(), sampling=SAMPLED)
     outcome = cluster.run(planned)
@@ -187,6 +187,15 @@ def test_without_a_common_transport_there_is_no_pair():
         cluster.pass_time(1.0)
         outcome = cluster.run(a_request(tokens=prompt(), max_tokens=4, at=cluster.now))
         assert places(outcome) == ([("p", "w0")] if ways == ("sim",) else [("w0", None)])
+
+
+def test_p01_a_prompt_no_worker_can_take_starts_nowhere():
+    """Case P01: refused at the gate; no decode rank is reserved for it."""
+    cluster = split(runner=FAST | {"max_model_len": 256})
+    outcome = cluster.run(a_request(tokens=prompt(256), max_tokens=1))
+    assert outcome.failed.status == 400
+    assert not outcome.grants
+    assert_quiet(cluster)
 
 
 def test_prefill_workers_alone_serve_nobody():

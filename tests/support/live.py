@@ -16,7 +16,7 @@ import queue
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,9 +219,11 @@ async def live_cluster(
     master: dict[str, Any] | None = None,
     worker: dict[str, Any] | None = None,
     params: dict[str, Any] | None = None,
+    roles: Sequence[str] = (),
     start: bool = True,
 ) -> AsyncIterator[LiveCluster]:
     """master, worker: fields of their settings.  params: of the backend; sim is QUICK by default.
+    roles: of the workers, if they are not to be fused.
     start=False: nothing runs yet, the test starts what it wants."""
     params = (QUICK if backend == "sim" else {}) if params is None else params
     with tempfile.TemporaryDirectory() as directory:
@@ -237,6 +239,7 @@ async def live_cluster(
                     "params": params,
                     "threads": 1,
                     **kept,
+                    **({"role": roles[i]} if roles else {}),
                     **(worker or {}),
                 }
             )

@@ -66,6 +66,7 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
             "granted": placements.num_decisions,
             "split": placements.num_split,
             "handovers": totals.handovers,
+            "held_back": sum(pool.num_held_back for pool in pools),
             "replaced": totals.replaced,
             "failed_attempts": totals.failed_attempts,
             "cancelled": totals.cancelled,

@@ -49,6 +49,8 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     choices: int
     output: int
     """Expected of one choice."""
+    short: bool = False
+    """It ends with its first tokens: a prefill rank is all it needs."""
 
     @property
     def whole(self) -> int:
@@ -139,7 +141,9 @@ class Pairs:
         """[R] ranks with room for it: for its prompt where it is handed over, else for all."""
         room = view.room + matched
         fits: BoolArray = self.decoding & (room >= need.whole)
-        if partner is not None:
+        if need.short:
+            fits |= self.prefills & (room >= need.num_tokens + need.choices)
+        elif partner is not None:
             theirs = self._transports.item(view.at.index(partner.row))
             pairs = self._sharing.get(theirs)
             if pairs is None:
@@ -164,20 +168,21 @@ class Pairs:
     ) -> int | None:
         """Which candidate: by_way has the best of each way, and its predicted prefill, -1 where
         there is none. None: it is better off in line for a prefill rank."""
-        best, least = -1, np.inf
+        best, least, after_s = -1, np.inf, 0.0
+        if partner is not None:
+            after_s = need.output * partner.token_s + partner.transfer_s
         for way, (index, prefill_s) in zip(WAYS, by_way, strict=True):
             if index < 0:
                 continue
             cost = offer.wait_s.item(index) + prefill_s
             if way == PREFILL:
-                assert partner is not None
-                cost += need.output * partner.token_s + partner.transfer_s
+                cost += after_s
             else:
                 others = offer.num_requests.item(index)
                 cost += need.output * _token_s(offer, index, need) + others * prefill_s
             if cost < least - SLACK_S:
                 best, least = index, cost
-        if partner is None or offer.which(self.prefills).item(best):
+        if offer.which(self.prefills).item(best):
             return best
         # Ready ones have no line: the policy did not want them, and they took part all the same.
         at = (fits & self.prefills & ~view.ready).nonzero()[0]
@@ -185,7 +190,6 @@ class Pairs:
             some, cached = view.coefficients, matched.take(at)
             some = some if some.shape[1] == 1 else some.take(at, axis=1)
             ttft_s = view.wait_s.take(at) + prefill_seconds(some, need.num_tokens - cached, cached)
-            after_s = need.output * partner.token_s + partner.transfer_s
             if ttft_s.item(ttft_s.argmin()) + after_s < least:
                 return None
         return best

@@ -138,9 +138,10 @@ class Placement:
         partner = None
         ready, offered = view.ready, view.offered if self._holds else view.ready
         if pairs is not None:
-            need = Need(ask.num_tokens, ask.n, expected_output)
-            able = allowed if partners is None else partners
-            partner = pairs.partner(view, need, matched, able, affine_decode_row)
+            need = Need(ask.num_tokens, ask.n, expected_output, ask.max_tokens <= 1)
+            if not need.short:
+                able = allowed if partners is None else partners
+                partner = pairs.partner(view, need, matched, able, affine_decode_row)
             fits = pairs.fits(view, need, matched, allowed, partner)
             self.lacked_headroom = not np.count_nonzero(fits)
             ready, offered = fits & ready, fits & offered

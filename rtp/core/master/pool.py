@@ -103,6 +103,7 @@ class Pool:
         if any(m.register.role is Role.PREFILL for m in usable):
             self.pairs, lanes = pairs_of(usable)
             self.lanes = Rows(lanes, ranks.classes[lanes])
+        self.window.splits = self.pairs is not None
         whole = [m for m in members if decodes(m)]
         if whole:
             self.outside = members[0].outside  # kv_format keeps them apart from others

@@ -58,6 +58,8 @@ class Window:
     def __init__(self, shares: Shares | None = None) -> None:
         """shares: of the tenants; equal ones by default."""
         self.shares = Shares(lambda tenant: 1.0) if shares is None else shares
+        self.splits = False
+        """Room is that of decode ranks: what ends with its first token needs none."""
         self._slots: list[Waiting | None] = []
         self._free: list[int] = []
         self._resize(FIRST_SIZE)
@@ -116,7 +118,8 @@ class Window:
         waiting.uncached, waiting.service_s = uncached, service_s
         self._urgency[slot] = self._weight[slot] / max(service_s, SHORTEST_S)
         self._limit[slot] = max(OVERDUE_S, OVERDUE_SERVICES * service_s)
-        self._need[slot] = need
+        short = self.splits and waiting.ask.max_tokens <= 1
+        self._need[slot] = -np.inf if short else need
         self._length[slot] = uncached
 
     def remove(self, waiting: Waiting) -> None:

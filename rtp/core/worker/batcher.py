@@ -85,6 +85,9 @@ class Batcher:
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
         self.stats = stats or Stats()
         self.last_step_s = 0.0
+        self.starved = False
+        """The last plan found sequences that wait for room, and none running that could free
+        some."""
         self._block_size = capacity.block_size
         self._max_batch_tokens = max_batch_tokens
         self._chunk_while_decoding = chunk_while_decoding
@@ -157,6 +160,7 @@ class Batcher:
     def next_plan(self, *, beside_decodes: bool = False) -> StepPlan | None:
         """The next step, or None: nothing to do, or enough steps are in flight. beside_decodes:
         ranks that step with this one decode, so its prompts advance in short chunks as well."""
+        self.starved = False
         if len(self._in_flight) >= self._steps_in_flight:
             return None
         chosen: dict[Sequence, int] = {}
@@ -166,6 +170,7 @@ class Batcher:
             budget = min(budget, self._chunk_while_decoding)
         budget = self._choose_prefills(chosen, budget)
         self._admit(chosen, budget)
+        self.starved = bool(self._waiting) and not self._running
         return self._in_flight.issue(chosen, self._pulls.take_received()) if chosen else None
 
     def dummy_plan(self) -> StepPlan:

@@ -2,7 +2,9 @@
 
 A choice's whole blocks are pinned when it ends with "handover", under a ticket that only the worker
 it was handed to may use. The pin ends with its attempt: when the frontend says that the other
-worker is under way, when the frontend is gone, or when the lease is over.
+worker is under way, when the frontend is gone, or when the lease is over. It ends before where a
+rank has nothing to run and, for its pins, no room to start what waits: that may be a further choice
+of the very request. What was pinned is then computed by the other worker.
 """
 
 from __future__ import annotations
@@ -59,9 +61,16 @@ class HandOvers:
     def release(self, attempt: Attempt) -> None:
         """The attempt is over here."""
         for ticket in attempt.tickets:
-            rank, pages = self._pins.pop(ticket)
-            self._ranks[rank].batcher.blocks.release(pages)
+            self._unpin(ticket)
         attempt.tickets.clear()
+
+    def make_way(self, rank: int) -> bool:
+        """Ends the oldest pin on a rank; False where it has none."""
+        for ticket, (where, _) in self._pins.items():
+            if where == rank:
+                self._unpin(ticket)
+                return True
+        return False
 
     def pages(self, rank: int) -> Iterator[int]:
         """Every use that pins hold on a rank's pages."""
@@ -72,7 +81,14 @@ class HandOvers:
     def check(self, attempts: Iterable[Attempt]) -> None:
         """Raises AssertionError unless every pin belongs to one attempt."""
         tickets = [ticket for attempt in attempts for ticket in attempt.tickets]
-        assert sorted(tickets) == sorted(self._pins)
+        assert len(set(tickets)) == len(tickets)
+        assert self._pins.keys() <= set(tickets)
+
+    def _unpin(self, ticket: bytes) -> None:
+        pin = self._pins.pop(ticket, None)
+        if pin is not None:
+            rank, pages = pin
+            self._ranks[rank].batcher.blocks.release(pages)
 
     def _ticket(self, attempt: Attempt, choice: int) -> bytes:
         to = attempt.handover

@@ -294,10 +294,12 @@ class Worker:
         if self._drain_until is not None and self._drain_until <= now:
             for attempt in self._attempts:
                 self._ends.give_up(attempt, "shutdown", True, now)
-        for index, plan in self._group.plans(now):
-            self._out.append(RunStep(index, plan))
-            if self._ranks[index].step_since is None:
-                self._ranks[index].step_since = now
+        self._plan(now)
+        while any(
+            rank.batcher.starved and self.handovers.make_way(index)
+            for index, rank in enumerate(self._ranks)
+        ):
+            self._plan(now)
         for index, rank in enumerate(self._ranks):
             self._out += [transfer.command(index) for transfer in rank.batcher.take_pulls()]
             self._give_up_dropped(rank, now)
@@ -307,6 +309,12 @@ class Worker:
             self._drain_until is not None,
             self._attempts.parked(MOST_PARKED),
         )
+
+    def _plan(self, now: float) -> None:
+        for index, plan in self._group.plans(now):
+            self._out.append(RunStep(index, plan))
+            if self._ranks[index].step_since is None:
+                self._ranks[index].step_since = now
 
     def _give_up_dropped(self, rank: Rank, now: float) -> None:
         for sequence, reason in rank.batcher.take_dropped():

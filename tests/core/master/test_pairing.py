@@ -209,6 +209,17 @@ def test_no_headroom_no_grant_and_the_next_report_that_has_some_ends_the_wait():
     assert fleet.grant(request).decode.worker_id == "d1"
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_request_that_ends_with_its_first_token_needs_no_decode_rank(max_tokens):
+    fleet = split(1)
+    fleet.report(fleet.workers["d0"], kv_free=10, running=1)
+    grant = granted(fleet, 100, max_tokens=max_tokens)
+    assert (grant.worker_id, grant.decode) == ("p", None)
+    see(fleet, grant)
+    fleet.finish(grant)
+    assert_settled(fleet)
+
+
 def test_reservations_of_one_turn_count_for_each_other():
     """W08: a burst sees its own grants, on the decode ranks as well."""
     fleet = split(4, kv_total=(2_000,))
@@ -472,6 +483,18 @@ def test_a_hand_over_that_nobody_follows_is_fenced():
     hand_over(fleet, grant)
     out = fleet.wait(EXPIRY_S + 0.01)
     assert fleet.sent(Fence, out) == [Fence(grant.request_id, 1, 0, 0)]
+    assert_settled(fleet)
+
+
+def test_a_router_only_caller_gets_both_ranks_and_gives_both_back():
+    fleet = split(1)
+    request = fleet.ask(100, lease_s=5.0)
+    grant = fleet.grant(request)
+    assert (grant.worker_id, grant.decode.worker_id) == ("p", "d0")
+    assert rank(fleet, "d0")["reserved_tokens"] == 116
+    fleet.wait(0.5)
+    assert rank(fleet, "d0")["reserved_tokens"] == 116
+    fleet.wait(5.0)
     assert_settled(fleet)
 
 

@@ -211,6 +211,21 @@ def test_a_source_that_fails_or_drains():
     assert pair.prefill.worker.drained
 
 
+def test_pins_do_not_keep_out_the_last_choice_of_their_own_request():
+    """Three resumed choices, of which two fill the pool: all are handed over, the first of them
+    without its pages."""
+    rig = Rig(role=Role.PREFILL, sim_params={"num_blocks": 16})
+    outputs = {i: list(range(100 * i, 100 * i + 20)) for i in (1, 2, 3)}
+    outputs = {i - 1: ids for i, ids in outputs.items()}
+    submit = rig.submit("r", PROMPT, 40, n=3, outputs=outputs, handover=DECODE)
+    rig.run(until=lambda: len(rig.finishes) == 3)
+    assert set(rig.finishes.values()) == {"handover"}
+    sources = [rig.sources["r", 0, state.choice] for state in submit.choices]
+    assert [rig.worker.handovers.holds(s.ticket, 0) for s in sources] == [False, True, True]
+    rig.cancel("r")
+    rig.assert_quiet()
+
+
 def test_a_ticket_is_for_one_worker_and_cannot_be_guessed():
     tickets = set()
     for key in (b"key", b"other"):
