@@ -314,6 +314,15 @@ class LocalConfig(Public, Scheduling, Model):
     """`python -m rtp.local`: a Master and workers on this machine, supervised."""
 
     workers: Positive = option(2, "Workers to run.", "cluster", "N")
+    prefill: Annotated[int, Field(ge=0)] = option(
+        0,
+        "So many of them compute prompts only and hand over (backend sim so far).",
+        "cluster",
+        "N",
+    )
+    decode: Annotated[int, Field(ge=0)] = option(
+        0, "So many of them go on with what those hand over.", "cluster", "N"
+    )
     frontends: Annotated[int, Field(ge=0)] = option(
         0, "Further frontends, each a process on one of the ports behind --port.", "cluster", "N"
     )
@@ -324,6 +333,25 @@ class LocalConfig(Public, Scheduling, Model):
     drain_s: Seconds = option(
         5.0, "How long Ctrl-C or SIGTERM lets running requests go on.", "process"
     )
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """One for each worker."""
+        fused = self.workers - self.prefill - self.decode
+        return (
+            (Role.PREFILL,) * self.prefill + (Role.DECODE,) * self.decode + (Role.FUSION,) * fused
+        )
+
+    @model_validator(mode="after")
+    def _roles_fit(self) -> Self:
+        if self.prefill + self.decode > self.workers:
+            raise ValueError(
+                f"{self.prefill} prefill and {self.decode} decode workers are more"
+                f" than workers, {self.workers}"
+            )
+        if self.prefill and not self.decode:
+            raise ValueError("prefill workers need decode workers to hand over to")
+        return self
 
     @property
     def own_host(self) -> str:

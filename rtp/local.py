@@ -64,8 +64,10 @@ class Local:
         flags = [*shared, f"--master={self.url}", f"--threads={threads}"]
         flags += to_flags(config, MODEL_FIELDS)
         self._workers = [
-            self._child("worker", [*flags, f"--worker-id=worker-{i}"], f"worker-{i}")
-            for i in range(config.workers)
+            self._child(
+                "worker", [*flags, f"--worker-id=worker-{i}", f"--role={role}"], f"worker-{i}"
+            )
+            for i, role in enumerate(config.roles)
         ]
         self._frontends: dict[str, Child] = {}
         for i in range(config.frontends):

@@ -206,3 +206,13 @@ def test_api_keys_are_lines_of_a_file(tmp_path: Path):
         file.write_text(wrong)
         with pytest.raises(ConfigError):
             read_keys(file)
+
+
+def test_a_local_cluster_may_have_roles():
+    flags = ["--workers=4", "--prefill=1", "--decode=2"]
+    roles = load(LocalConfig, flags, {}).roles
+    assert roles == (Role.PREFILL, Role.DECODE, Role.DECODE, Role.FUSION)
+    with pytest.raises(ConfigError, match="more than workers, 2"):
+        load(LocalConfig, ["--prefill=2", "--decode=1"], {})
+    with pytest.raises(ConfigError, match="need decode workers"):
+        load(LocalConfig, ["--prefill=1"], {})
