@@ -16,7 +16,6 @@ import rtp.core.hashing
 from rtp.core.commands import Command, Send
 from rtp.core.events import Event, From
 from rtp.core.master.external import External
-from rtp.core.master.links import Links
 from rtp.core.master.offer import Offer
 from rtp.core.master.placement import Placement
 from rtp.core.master.predictor import RankPredict
@@ -162,23 +161,6 @@ def group_busy_on_one_rank_only() -> Iterator[None]:
 
 
 @contextmanager
-def silence_unnoticed() -> Iterator[None]:
-    """A link through which nothing comes any more is trusted while it is open."""
-
-    check = Links.check
-
-    def trust(self: Links, now: float) -> list[Command]:
-        for member in self._fleet.members:
-            if member.linked:
-                member.heard_at = now
-                self._fleet.members.arm(member)
-        return check(self, now)
-
-    with patch.object(Links, "check", trust):
-        yield
-
-
-@contextmanager
 def tenant_charge_kept() -> Iterator[None]:
     """A tenant goes on paying for a request that used nothing."""
     settle = Tenants.settle
@@ -225,7 +207,6 @@ BUGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "group_busy_on_one_rank_only": group_busy_on_one_rank_only,
     "policy_trusted": policy_trusted,
     "handed_over_pages_kept": handed_over_pages_kept,
-    "silence_unnoticed": silence_unnoticed,
     "tenant_charge_kept": tenant_charge_kept,
     "foreign_leases_never_end": foreign_leases_never_end,
 }
