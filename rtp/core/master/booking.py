@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 from rtp.core.master.tenants import Charge
 from rtp.core.messages import Grant
 from rtp.core.types import FrontendId
 
 
-@dataclass(slots=True, eq=False)
-class Booking:
+class Booking(msgspec.Struct, eq=False):
     """Changed by Ranks and Ledger only."""
 
     grant: Grant

@@ -88,7 +88,7 @@ class Fleet:
     def learned(self, member: Member) -> None:
         """Its hardware class saw a sample: every rank of the class predicts anew."""
         hardware = member.hardware
-        self._ranks.profiles[hardware.index] = hardware.coefficients
+        self._ranks.learned(hardware)
         pool = self.pools.get(member.register.model)
         if pool is not None and hardware.num_samples % SAMPLES_PER_MEAN == 0:
             pool.learn(self._ranks)
@@ -189,7 +189,7 @@ class Fleet:
             self._classes[key] = HardwareClass(register.profile, free)
         hardware = self._classes[key]
         hardware.offer(register.profile)
-        self._ranks.profiles[hardware.index] = hardware.coefficients
+        self._ranks.learned(hardware)
         return hardware
 
     # ------------------------------------------------------------ loss

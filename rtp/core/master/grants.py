@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import inf
 
-import msgspec
-
 from rtp.core.commands import Command, Note, Send
 from rtp.core.master.affinity import Chats
 from rtp.core.master.booking import Booking
@@ -123,14 +121,19 @@ def _reservation(booking: Booking, partner: Partner, expected: int) -> Booking:
     grant, place = booking.grant, booking.grant.decode
     assert place is not None
     return Booking(
-        grant=msgspec.structs.replace(
-            grant,
+        grant=Grant(
+            request_id=grant.request_id,
+            attempt=grant.attempt,
             number=place.number,
             worker_id=place.worker_id,
             epoch=place.epoch,
             address=place.address,
             rank=place.rank,
-            decode=None,
+            matched_tokens=grant.matched_tokens,
+            lease_s=grant.lease_s,
+            held=grant.held,
+            group_id=grant.group_id,
+            group_size=grant.group_size,
         ),
         row=partner.row,
         frontend_id=booking.frontend_id,

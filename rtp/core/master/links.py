@@ -7,7 +7,7 @@ from rtp.core.master.fleet import Fleet
 from rtp.core.master.members import FIRST_REDIAL_S, LOST_S, MOST_REDIAL_S, Member, MemberState
 from rtp.core.master.ranks import Ranks
 from rtp.core.messages import Fence, Poll, Status
-from rtp.core.types import RequestId, WorkerId
+from rtp.core.types import IntArray, RequestId, WorkerId
 
 STATUS_PERIOD_S, LONGEST_PERIOD_S = 0.020, 0.100
 STRETCH = 1.5
@@ -77,9 +77,9 @@ class Links:
         self._members.arm(member)
         return [Note("worker.recovered", member.facts())]
 
-    def status(self, member: Member, status: Status, now: float) -> list[Command]:
-        """A Status that is newer than the last: load, seen grants, draining, hung."""
-        table = status.columns()
+    def status(self, member: Member, status: Status, table: IntArray, now: float) -> list[Command]:
+        """A Status that is newer than the last: load, seen grants, draining, hung. table: its
+        columns()."""
         out: list[Command] = []
         first = member.state is MemberState.LINKED
         if first:

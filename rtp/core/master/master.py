@@ -270,8 +270,9 @@ class Master:
             self.fleet.num_stale += 1
             return []
         out = self.links.heard(member, now)
-        self._progress.step(member, status)
-        out += self.links.status(member, status, now)
+        table = status.columns()
+        self._progress.step(member, table)
+        out += self.links.status(member, status, table, now)
         out += self._progress.news(member, status.first_tokens, status.finished, now)
         self._progress.parked(member, status.parked)
         return [*out, self.links.poll(member)]

@@ -127,21 +127,31 @@ class PrefixMap:
             again = [key for key in keys[:held] if key in pending] if pending else []
         for key in again:
             pending[key] += 1
-        new = []
-        for key in keys[held:]:
+        fresh = list(keys[held:])
+        alone, shared, num_blocks = self._alone_on(rank, Tier.DEVICE), [], self.num_blocks
+        for key in fresh:
             if key in pending:
                 pending[key] += 1
                 continue
-            owners = shards[key >> SHIFT].get(key)
-            if owners is not None and owners.device & bit:
+            shard = shards[key >> SHIFT]
+            owners = shard.get(key)
+            if owners is None:
+                if num_blocks < self.max_blocks:
+                    num_blocks += 1
+                    shard[key] = alone
+                    pending[key] = 1
+                else:
+                    self.num_refused += 1
+            elif owners.device & bit:
                 confirmed[key] = confirmed.get(key, 0) + 1
             else:
                 pending[key] = 1
-                new.append(key)
-        if new:
-            for key in self._set(new, rank, Tier.DEVICE):
-                del pending[key]
-        return [*again, *keys[held:]]
+                shared.append(key)
+        self.num_blocks = num_blocks
+        if shared:
+            self._set(shared, rank, Tier.DEVICE)
+        self.version += bool(fresh)
+        return [*again, *fresh]
 
     def settle(self, rank: int, hashes: Hashes | Sequence[int]) -> None:
         """Takes back one arrival of each block; blocks neither confirmed nor still awaited go.
@@ -152,14 +162,16 @@ class PrefixMap:
         pending, confirmed = self._pending[rank], self._confirmed[rank]
         gone = []
         for key in _keys(hashes):
-            counts = confirmed if key in confirmed else pending
-            count = counts.get(key, 0)
+            count = confirmed.pop(key, 0)
+            if count:
+                if count > 1:
+                    confirmed[key] = count - 1
+                continue
+            count = pending.pop(key, 0)
             if count > 1:
-                counts[key] = count - 1
+                pending[key] = count - 1
             elif count:
-                del counts[key]
-                if counts is pending:
-                    gone.append(key)
+                gone.append(key)
         if gone:
             self._unset(gone, rank, Tier.DEVICE)
 
@@ -264,10 +276,7 @@ class PrefixMap:
 
     def _set(self, keys: Sequence[int], rank: int, tier: Tier) -> list[int]:
         """Adds an owner; returns the keys that did not fit. Equal owners are worked out once."""
-        alone = self._alone[rank][tier]
-        if alone is None:
-            alone = self._sets.with_bit(None, tier, self._bits.of(rank))
-            self._alone[rank][tier] = alone
+        alone = self._alone_on(rank, tier)
         shards = self._shards
         old: OwnerSet | None = None
         new = alone
@@ -289,6 +298,14 @@ class PrefixMap:
                 shard[key] = new
         self.num_refused += len(refused)
         return refused
+
+    def _alone_on(self, rank: int, tier: Tier) -> OwnerSet:
+        """What a block is mapped to that only this rank holds."""
+        alone = self._alone[rank][tier]
+        if alone is None:
+            alone = self._sets.with_bit(None, tier, self._bits.of(rank))
+            self._alone[rank][tier] = alone
+        return alone
 
     def _unset(self, keys: Sequence[int], rank: int, tier: Tier) -> None:
         """Takes an owner away; a block without owners goes."""

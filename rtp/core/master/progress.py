@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rtp.core.commands import Command
 from rtp.core.master.booking import Booking
@@ -13,8 +13,8 @@ from rtp.core.master.members import Member
 from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.totals import Totals
-from rtp.core.messages import Finished, FirstToken, Status
-from rtp.core.types import RequestId
+from rtp.core.messages import Finished, FirstToken
+from rtp.core.types import IntArray, RequestId
 
 PREFILL, ROWS = COLUMN["prefill_tokens"], COLUMN["decode_rows"]
 CONTEXT, STEP_US = COLUMN["context_tokens"], COLUMN["step_us"]
@@ -52,12 +52,15 @@ class Progress:
         """Ends told before their Status: a rank that rejects gets nothing until that Status shows
         what it can take (W07)."""
         for end in finished:
-            booking = self._booking(member, end)
-            if booking is not None and end.reason == "rejected":
-                self._ranks.refuse(booking.row)
+            if end.reason == "rejected":
+                booking = self._booking(member, end)
+                if booking is not None:
+                    self._ranks.refuse(booking.row)
 
-    def parked(self, member: Member, request_ids: Iterable[RequestId]) -> None:
+    def parked(self, member: Member, request_ids: Sequence[RequestId]) -> None:
         """Which of its requests wait for slow readers now. A grant not seen is another attempt."""
+        if not (request_ids or member.parked):
+            return
         found = (self._ledger.find(request_id) for request_id in request_ids)
         now = {
             booking.grant.request_id: booking
@@ -71,7 +74,7 @@ class Progress:
             self._ranks.park(booking, True)
         member.parked = now
 
-    def step(self, member: Member, status: Status) -> None:
+    def step(self, member: Member, table: IntArray) -> None:
         """Learns a decode step from one rank of a Status, before its table replaces the last one.
 
         The step was a pure one if no prompt was under way at either end, and is new if the decode
@@ -79,7 +82,6 @@ class Progress:
         """
         if member.table is None:
             return
-        table = status.columns()
         rows, rows_before = table[:, ROWS].tolist(), member.table[:, ROWS].tolist()
         if not any(rows):
             return
@@ -99,8 +101,12 @@ class Progress:
         """What of the request is booked on this life of a worker: the grant, or what it reserves
         for later."""
         booking = self._ledger.find(item.request_id, item.attempt)
-        life = (member.worker_id, member.register.epoch)
-        while booking is not None and (booking.grant.worker_id, booking.grant.epoch) != life:
+        if booking is None:
+            return None  # nearly always where a Status repeats it
+        life = member.register
+        while booking is not None and (
+            booking.grant.worker_id != life.worker_id or booking.grant.epoch != life.epoch
+        ):
             booking = booking.decode
         return booking
 

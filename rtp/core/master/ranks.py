@@ -17,7 +17,12 @@ import numpy as np
 from rtp.core.errors import IllegalMove
 from rtp.core.master.booking import Booking
 from rtp.core.master.columns import COLUMN, MIXED, NUM_REPORTED, Rows
-from rtp.core.master.predictor import NUM_COEFFICIENTS, decode_seconds, prefill_seconds
+from rtp.core.master.predictor import (
+    NUM_COEFFICIENTS,
+    HardwareClass,
+    decode_seconds,
+    prefill_seconds,
+)
 from rtp.core.master.view import MASK_BITS, MOST_HELD, View
 from rtp.core.types import FloatArray, IntArray
 
@@ -42,8 +47,8 @@ class Ranks:
         self.budget = np.ones(capacity)
         self.classes = np.zeros(capacity, dtype=np.int64)
         """Hardware class of each row, an index into `profiles`."""
-        self.profiles = np.zeros((capacity + 1, NUM_COEFFICIENTS))
-        """What the predictor knows of each class; never more classes than ranks, and a new one."""
+        self._profiles = np.zeros((capacity + 1, NUM_COEFFICIENTS))
+        self._learned: dict[int, HardwareClass] = {}
         self.next_number = np.zeros(capacity, dtype=np.int64)
         self.seen_upto = np.full(capacity, -1, dtype=np.int64)
         self.most_requests = np.full(capacity, np.inf)
@@ -217,6 +222,20 @@ class Ranks:
         self.held_s[row] = self.held_s[row] - seconds if self.held[row] else 0.0
 
     # ------------------------------------------------------------ columns
+
+    @property
+    def profiles(self) -> FloatArray:
+        """[classes, 6]: what the predictor knows of each hardware class; never more classes than
+        ranks, and a new one."""
+        for index, hardware in self._learned.items():
+            self._profiles[index] = hardware.coefficients
+        self._learned.clear()
+        return self._profiles
+
+    def learned(self, hardware: HardwareClass) -> None:
+        """Its coefficients are not as they were. They are asked for when somebody reads: samples
+        come more often."""
+        self._learned[hardware.index] = hardware
 
     def view(self, at: Rows, now: float, lead_s: float) -> View:
         """What these ranks look like now."""
