@@ -26,7 +26,7 @@ class Watched:
     def __init__(self, policy: Routing, clock: Callable[[], float] = time.monotonic) -> None:
         self.holds = bool(getattr(policy, "holds", False))
         self.by_row = bool(getattr(policy, "by_row", False))
-        self.by_row = bool(getattr(policy, "by_row", False))
+        self.monotone = bool(getattr(policy, "monotone", False))
         self._policy = policy
         self._clock = clock
         self._strikes = 0

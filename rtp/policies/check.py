@@ -169,6 +169,27 @@ def _rows_stand_alone_where_it_says_so(make: Make) -> str:
     return "" if np.array_equal(among_all, alone) else "a row's score depends on other rows"
 
 
+LOADS = ("wait_s", "prefill_tokens", "num_requests", "decode_rows", "context_tokens")
+
+
+def _load_is_never_liked_where_it_says_so(make: Make) -> str:
+    """With `monotone` ranks that an idle one excels are not shown to it."""
+    policy = make()
+    if not getattr(policy, "monotone", False):
+        return ""
+    offered = some_candidates(50)
+    columns = {name: getattr(offered, name) for name in Candidates.__dataclass_fields__}
+    before = policy.score(a_query(), offered, a_predictor(50))
+    for name in LOADS:
+        more = _frozen(columns | {name: 1.5 * columns[name] + 1})
+        if (policy.score(a_query(), more, a_predictor(50)) > before).any():
+            return f"a rank with more {name} scores higher"
+    less = _frozen(columns | {"matched_tokens": 0.5 * columns["matched_tokens"]})
+    if (policy.score(a_query(), less, a_predictor(50)) > before).any():
+        return "a rank with less of the prompt scores higher"
+    return ""
+
+
 def _answers_do_not_share_memory(make: Make) -> str:
     """Scores are the Master's once they are returned."""
     policy = make()
@@ -194,6 +215,7 @@ CHECKS: dict[str, Callable[[Make], str]] = {
     "columns are only read": _caught(_columns_are_only_read),
     "two of a kind decide alike": _caught(_two_of_a_kind_decide_alike),
     "rows stand alone if by_row says so": _caught(_rows_stand_alone_where_it_says_so),
+    "load is never liked if monotone says so": _caught(_load_is_never_liked_where_it_says_so),
     "scores stay as they were returned": _caught(_answers_do_not_share_memory),
 }
 

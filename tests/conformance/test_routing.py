@@ -31,7 +31,7 @@ def test_a_policy_keeps_its_promises(name: str, check: str):
 class Wrong:
     """A policy that breaks one promise."""
 
-    by_row = True
+    by_row = monotone = True
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
@@ -55,6 +55,10 @@ class Wrong:
                 return -candidates.wait_s
             case "other rows":
                 return candidates.wait_s - candidates.wait_s.mean()
+            case "likes load":
+                return candidates.context_tokens - candidates.wait_s
+            case "likes long prefills":
+                return -candidates.matched_tokens
             case "its own dice":
                 return np.random.default_rng().random(num)
             case _:
@@ -74,6 +78,8 @@ class Wrong:
         ("divides", "idle and empty ranks are scored", "not finite"),
         ("mutates", "columns are only read", "writes into a column"),
         ("other rows", "rows stand alone if by_row says so", "depends on other rows"),
+        ("likes load", "load is never liked if monotone says so", "more context_tokens"),
+        ("likes long prefills", "load is never liked if monotone says so", "less of the prompt"),
         ("its own dice", "two of a kind decide alike", "differently"),
         ("same array", "scores stay as they were returned", "a later call changes"),
     ],

@@ -15,7 +15,7 @@ from tests.support.fleet import Fleet
 class Clocked:
     """Takes as long as it is told, by a clock of its own."""
 
-    holds = by_row = True
+    holds = by_row = monotone = True
 
     def __init__(self) -> None:
         self.now, self.takes_s, self.num_calls = 100.0, 0.0, 0
@@ -38,6 +38,7 @@ def test_a_policy_that_is_slow_time_and_again_is_left_out_and_comes_back():
     watched = Watched(policy, policy.clock)
     assert watched.holds
     assert watched.by_row
+    assert watched.monotone
     policy.takes_s = 2 * LIMIT_S
     for _ in range(STRIKES):
         assert score(watched).shape == (3,), "what it found is used"

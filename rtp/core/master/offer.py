@@ -45,28 +45,29 @@ class Offer(Candidates):
     def __init__(
         self,
         view: View,
-        offered: BoolArray,
+        at: IntArray | None,
+        mask: BoolArray | None,
         match: Match,
         matched: FloatArray,
         *,
         most: int,
         block_size: int,
         affine_row: int,
-        whole: bool = False,
+        num_candidates: int,
     ) -> None:
-        """offered: [R] of view.rows. matched: [R] tokens of `match` on device, at most `most`.
-        whole: show the policy the other ranks, too, for its scores of them do no harm."""
-        num = int(np.count_nonzero(offered))
-        _put(self, "num_candidates", num)
-        _put(self, "_mask", offered if whole and num < len(offered) else None)
+        """at: where the ranks that the policy is shown stand in view.rows; None: all of them. mask:
+        which of those are candidates; None: all. matched: [R] tokens of `match` on device, at most
+        `most`. num_candidates: how many there are, those that cannot win included."""
+        _put(self, "num_candidates", num_candidates)
+        _put(self, "_mask", mask)
         _put(self, "_view", view)
-        _put(self, "_at", None if whole or num == len(offered) else offered.nonzero()[0])
+        _put(self, "_at", at)
         _put(self, "_match", match)
         _put(self, "_most", most)
         _put(self, "_block_size", block_size)
         _put(self, "_affine_row", affine_row)
         _put(self, "matched_tokens", self._of(matched))
-        if self._at is None:
+        if at is None:
             for name, column in view.read_only:
                 _put(self, name, column)
 

@@ -31,11 +31,12 @@ import msgspec
 import numpy as np
 
 from rtp.core.master.offer import Offer
-from rtp.core.master.predictor import decode_seconds, prefill_seconds
+from rtp.core.master.predictor import prefill_seconds
 from rtp.core.master.view import View
 from rtp.core.types import BoolArray, FloatArray, IntArray
 
 ROUND_DIGITS = 6
+ROUNDING = 2.0 * 10.0**-ROUND_DIGITS
 PREFILL, FUSED, DECODE = 0, 1, 2
 WAYS = (PREFILL, FUSED, DECODE)
 SLACK_S = 1e-6
@@ -84,51 +85,133 @@ class Pairs:
         self.prefills = kinds == PREFILL
         self.decoding = ~self.prefills
         """Ranks that a request can stay on to its end."""
-        self.by_way = [(way, kinds == way) for way in WAYS]
+        self.by_way = [(way, kinds == way) for way in WAYS if (kinds == way).any()]
         """Which ranks go each way."""
+        self._fused = bool((kinds == FUSED).any())
         self._transports = transports
         self._sharing: dict[int, BoolArray] = {}
         """By transports: the prefill ranks that have one of them."""
         self._partners = (kinds == DECODE).nonzero()[0]
+        self._place = {at: i for i, at in enumerate(self._partners.tolist())}
         self._latency_s = latency_s[self._partners]
-        self._token_s = token_s[self._partners]
+        self._page_s = token_s[self._partners]
         any_prefill = int(np.bitwise_or.reduce(transports[self.prefills]))
         self._reachable = (transports[self._partners] & any_prefill) != 0
+        self._view: View | None = None
+        self._token_s = self._latency_s
 
     def partner(
         self, view: View, need: Need, matched: FloatArray, allowed: BoolArray, affine_row: int
     ) -> Partner | None:
         """The decode rank for a request, None where none has headroom. matched, allowed: [R].
-        About 25 array calls on the decode ranks."""
-        at = self._partners
-        new = need.num_tokens - matched.take(at)
-        headroom = view.room.take(at) - new - need.choices * need.output
-        able = allowed.take(at) & view.numbered.take(at) & self._reachable & (headroom >= 0)
-        if not np.count_nonzero(able):
-            return None
-        batch = view.num_requests.take(at) + need.choices
-        context = view.context_tokens.take(at) + need.choices * need.num_tokens
-        some = view.coefficients
-        token_s = decode_seconds(
-            some if some.shape[1] == 1 else some.take(at, axis=1), batch, context
-        )
-        transfer_s = self._latency_s + self._token_s * new
-        why = "time"
-        if affine_row >= 0:
-            affine = able & (view.rows.take(at) == affine_row)
-            if np.count_nonzero(affine):
-                able, why = affine, "chat"
-        cost = np.where(able, np.round(token_s + transfer_s / need.output, ROUND_DIGITS), np.inf)
-        ties = np.where(cost == cost.item(cost.argmin()), headroom, -np.inf)
-        best = int(ties.argmax())
+        About 15 array calls on the decode ranks."""
+        self._look_at(view)
+        cached = matched.take(self._partners)
+        headroom = self._room + cached
+        headroom -= need.whole
+        able = self._able & (headroom >= 0)
+        if allowed is not view.open:
+            able &= allowed.take(self._partners)
+        added = self._per_row * need.choices + self._per_token * (need.choices * need.num_tokens)
+        token_s = self._token_s = self._base_s + added
+        transfer_s = self._latency_s + self._page_s * (need.num_tokens - cached)
+        own = self._place.get(view.where(affine_row), -1)
+        if own >= 0 and able.item(own):
+            best, why = own, "chat"
+        else:
+            why = "time"
+            cost = np.where(able, token_s + transfer_s / need.output, np.inf)
+            best = int(cost.argmin())
+            if not able.item(best):
+                return None
+            near = (cost <= cost.item(best) + ROUNDING).nonzero()[0]
+            if len(near) > 1:
+                rounded = np.round(cost.take(near), ROUND_DIGITS)
+                near = near[rounded == rounded.min()]
+                best = near.item(headroom.take(near).argmax())
         return Partner(
-            row=view.rows.item(at.item(best)),
-            tokens=int(new.item(best)),
+            row=view.rows.item(self._partners.item(best)),
+            tokens=int(need.num_tokens - cached.item(best)),
             token_s=token_s.item(best),
             transfer_s=transfer_s.item(best),
             headroom=headroom.item(best),
             why=why,
         )
+
+    def contenders(
+        self,
+        view: View,
+        offered: BoolArray,
+        need: Need,
+        matched: FloatArray,
+        allowed: BoolArray,
+        partner: Partner | None,
+        affine_row: int,
+    ) -> IntArray | None:
+        """Where the candidates stand that may win by a monotone policy, as placement.contenders
+        finds them: an idle prefill rank and those that have more of the prompt. None: all, for none
+        is idle, or a decode rank might be better off with the prefill. partner: as just found."""
+        if self._fused or (partner is None and not need.short):
+            return None
+        prefills = self.prefills if partner is None else self._sharing_with(view, partner)
+        among = prefills if allowed is view.open else prefills & allowed
+        idlest = view.idlest(matched, among)
+        if idlest < 0:
+            return None
+        cached = matched.item(idlest)
+        a, b, c = view.coefficients[:3, 0].tolist()
+        new = need.num_tokens - cached
+        prefill_s = a + new * (b + c * (cached + 0.5 * new))
+        if partner is not None:
+            after_s = need.output * partner.token_s + partner.transfer_s
+            there_s = self._requests * prefill_s + need.output * self._token_s
+            if there_s.item(there_s.argmin()) <= after_s:
+                return None
+        better = offered & (matched > cached)
+        if allowed is not view.open:
+            better &= allowed
+        few = [idlest]
+        own = view.where(affine_row)
+        for at in {*better.nonzero()[0].tolist(), own} - {idlest, -1}:
+            room = view.room.item(at) + matched.item(at)
+            if self.decoding.item(at):
+                fits = room >= need.whole
+            else:
+                fits = prefills.item(at) and room >= need.num_tokens + need.choices
+            if fits and offered.item(at) and allowed.item(at):
+                few.append(at)
+        return np.array(sorted(few))
+
+    def _look_at(self, view: View) -> None:
+        """Takes in what a new round, or its last decisions, changed of the decode ranks."""
+        at = self._partners
+        if view is not self._view:
+            self._view, self._num_touched = view, len(view.touched)
+            some = view.coefficients
+            d, e, f = some[3:, 0].tolist() if view.alike else some[3:].take(at, axis=1)
+            self._per_row, self._per_token = e, f
+            self._requests = view.num_requests.take(at)
+            self._base_s = d + e * self._requests + f * view.context_tokens.take(at)
+            self._room = view.room.take(at)
+            self._able = self._reachable & view.numbered.take(at) & view.open.take(at)
+        for index in view.touched[self._num_touched :]:
+            i = self._place.get(index)
+            if i is not None:
+                more = view.num_requests.item(index) - self._requests.item(i)
+                self._requests[i] += more
+                self._base_s[i] += more * (self._per_row if view.alike else self._per_row[i])
+                self._room[i] = view.room.item(index)
+                able = self._reachable.item(i) and view.numbered.item(index)
+                self._able[i] = able and view.open.item(index)
+        self._num_touched = len(view.touched)
+
+    def _sharing_with(self, view: View, partner: Partner) -> BoolArray:
+        """[R] the prefill ranks that can hand over to it."""
+        theirs = self._transports.item(view.at.index(partner.row))
+        found = self._sharing.get(theirs)
+        if found is None:
+            found = self._sharing[theirs] = self.prefills & ((self._transports & theirs) != 0)
+        return found
 
     def fits(
         self,
@@ -144,10 +227,7 @@ class Pairs:
         if need.short:
             fits |= self.prefills & (room >= need.num_tokens + need.choices)
         elif partner is not None:
-            theirs = self._transports.item(view.at.index(partner.row))
-            pairs = self._sharing.get(theirs)
-            if pairs is None:
-                pairs = self._sharing[theirs] = self.prefills & ((self._transports & theirs) != 0)
+            pairs = self._sharing_with(view, partner)
             fits |= pairs & (room >= need.num_tokens + need.choices)
         fits &= allowed
         return fits
@@ -160,20 +240,18 @@ class Pairs:
         self,
         view: View,
         offer: Offer,
-        by_way: list[tuple[int, float]],
+        by_way: list[tuple[int, int, float]],
         need: Need,
         matched: FloatArray,
-        fits: BoolArray,
+        allowed: BoolArray,
         partner: Partner | None,
     ) -> int | None:
-        """Which candidate: by_way has the best of each way, and its predicted prefill, -1 where
-        there is none. None: it is better off in line for a prefill rank."""
+        """Which candidate: by_way has the ways, the best of each, its predicted prefill. None: it
+        is better off in line for a prefill rank."""
         best, least, after_s = -1, np.inf, 0.0
         if partner is not None:
             after_s = need.output * partner.token_s + partner.transfer_s
-        for way, (index, prefill_s) in zip(WAYS, by_way, strict=True):
-            if index < 0:
-                continue
+        for way, index, prefill_s in by_way:
             cost = offer.wait_s.item(index) + prefill_s
             if way == PREFILL:
                 cost += after_s
@@ -185,6 +263,7 @@ class Pairs:
         if offer.which(self.prefills).item(best):
             return best
         # Ready ones have no line: the policy did not want them, and they took part all the same.
+        fits = self.fits(view, need, matched, allowed, partner)
         at = (fits & self.prefills & ~view.ready).nonzero()[0]
         if len(at):
             some, cached = view.coefficients, matched.take(at)

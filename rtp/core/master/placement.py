@@ -28,7 +28,7 @@ from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
 from rtp.core.messages import Ask
 from rtp.core.policy import Query, Routing
-from rtp.core.types import BoolArray, FloatArray, RequestId, WorkerId, num_hashes
+from rtp.core.types import BoolArray, FloatArray, IntArray, RequestId, WorkerId, num_hashes
 
 ROUND_DIGITS = 6
 """Scores are compared in whole microseconds, so that every machine decides alike."""
@@ -94,6 +94,7 @@ class Placement:
         self._routing = routing
         self._holds = bool(getattr(routing, "holds", False))
         self._by_row = bool(getattr(routing, "by_row", False))
+        self._monotone = bool(getattr(routing, "monotone", False))
         self._matches = matches
         self._kept = kept
         self._reasons: OrderedDict[RequestId, Reasons] = OrderedDict()
@@ -135,30 +136,46 @@ class Placement:
         if match.best * block_size > most:
             matched = np.minimum(matched, most)
         whole = ask.num_tokens + ask.n * expected_output
-        partner = None
-        ready, offered = view.ready, view.offered if self._holds else view.ready
+        partner, few, mask = None, None, None
+        base = view.offered if self._holds else view.ready
+        prunes = self._monotone and view.alike
         if pairs is not None:
             need = Need(ask.num_tokens, ask.n, expected_output, ask.max_tokens <= 1)
             if not need.short:
                 able = allowed if partners is None else partners
                 partner = pairs.partner(view, need, matched, able, affine_decode_row)
-            fits = pairs.fits(view, need, matched, allowed, partner)
-            self.lacked_headroom = not np.count_nonzero(fits)
-            ready, offered = fits & ready, fits & offered
+            if prunes:
+                few = pairs.contenders(view, base, need, matched, allowed, partner, affine_row)
+            self.lacked_headroom = False
+            if few is None:
+                fits = pairs.fits(view, need, matched, allowed, partner)
+                self.lacked_headroom = not np.count_nonzero(fits)
         elif allowed is not view.open or whole > view.least_room:
             fits = allowed & (view.room >= whole - matched)
-            ready, offered = fits & ready, fits & offered
-        if not np.count_nonzero(ready):
-            return None
+        else:
+            fits = view.open
+        if few is None and pairs is None and prunes:
+            few = contenders(view, base & fits, matched, affine_row)
+        num_candidates = view.num_offered if self._holds else view.num_ready
+        if few is None:
+            if not np.count_nonzero(view.ready & fits):
+                return None
+            mask = base & fits
+            num_candidates = int(np.count_nonzero(mask))
+            if num_candidates == len(mask):
+                mask = None
+            elif not self._by_row:
+                few, mask = mask.nonzero()[0], None
         offer = Offer(
             view,
-            offered,
+            few,
+            mask,
             matched=matched,
             match=match,
             block_size=block_size,
             most=most,
             affine_row=affine_row,
-            whole=self._by_row,
+            num_candidates=num_candidates,
         )
         query = Query(
             num_tokens=ask.num_tokens,
@@ -176,7 +193,7 @@ class Placement:
             best = _best(scores, offer)
         else:
             by_way = _best_of_each(pairs, scores, offer, predict, ask.num_tokens)
-            found = pairs.best(view, offer, by_way, need, matched, fits, partner)
+            found = pairs.best(view, offer, by_way, need, matched, allowed, partner)
             if found is None:
                 return None
             best = found
@@ -239,7 +256,7 @@ class Placement:
     ) -> None:
         """Remembers the numbers of the best. Uses the scores up."""
         top = []
-        for at in range(min(TOLD, offer.num_candidates)):
+        for at in range(min(TOLD, offer.num_candidates, len(offer))):
             index = int(scores.argmax()) if at else best
             cached = offer.matched_tokens.item(index)
             prefill_s = predict.prefill_of(index, ask.num_tokens - cached, cached)
@@ -278,20 +295,36 @@ def _best(scores: FloatArray, offer: Offer) -> int:
 
 def _best_of_each(
     pairs: Pairs, scores: FloatArray, offer: Offer, predict: RankPredict, num_tokens: int
-) -> list[tuple[int, float]]:
-    """The best candidate of each way, and its predicted prefill; -1 where there is none."""
+) -> list[tuple[int, int, float]]:
+    """Of each way that has candidates: the way, the best one, its predicted prefill."""
     found = []
-    for _, ranks in pairs.by_way:
+    for way, ranks in pairs.by_way:
         among = offer.which(ranks)
         if not np.count_nonzero(among):
-            found.append((-1, 0.0))
             continue
         theirs = np.where(among, scores, -inf)
         top = theirs.item(theirs.argmax())
         index = _best(theirs, offer) if top > -inf else int(among.argmax())
         cached = offer.matched_tokens.item(index)
-        found.append((index, predict.prefill_of(index, num_tokens - cached, cached)))
+        found.append((way, index, predict.prefill_of(index, num_tokens - cached, cached)))
     return found
+
+
+def contenders(
+    view: View, offered: BoolArray, matched: FloatArray, affine_row: int
+) -> IntArray | None:
+    """Where the candidates stand that may win by a monotone policy: an idle one, and those that
+    have more of the prompt than it; the chat's own, for ties. None: all, for none is idle.
+    offered: [R] candidates, matched: [R] tokens."""
+    idlest = view.idlest(matched, offered)
+    if idlest < 0:
+        return None
+    better = offered & (matched > matched.item(idlest))
+    better[idlest] = True
+    own = view.where(affine_row)
+    if own >= 0 and offered.item(own):
+        better[own] = True
+    return better.nonzero()[0]
 
 
 def reusable(num_tokens: int, block_size: int) -> int:

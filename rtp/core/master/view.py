@@ -46,16 +46,30 @@ class View:
     open: BoolArray  # has not just refused a grant, and has a row for a further request
     numbered: BoolArray  # a further grant's number fits the mask of Status
     ready: BoolArray  # open, numbered, and work under the lead
+    idle: BoolArray  # ready, and nothing runs, waits or is held there: no rank is better off
     offered: BoolArray  # ready, or open and few enough requests are held for it
     reported_at: FloatArray  # when its last Status came
     coefficients: FloatArray  # [6, R]; [6, 1] where all are equal
     best_room: FloatArray  # of ready ranks; minus infinity elsewhere
     least_room: float  # no rank has less
+    num_ready: int  # as the round began
+    num_offered: int
 
     __slots__ = (
         *("rows", "busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows"),
         *("context_tokens", "kv_free", "kv_total", "room", "load", "open", "ready"),
-        *("numbered", "offered", "reported_at", "coefficients", "best_room", "least_room"),
+        *(
+            "idle",
+            "touched",
+            "num_ready",
+            "num_offered",
+            "numbered",
+            "offered",
+            "reported_at",
+            "coefficients",
+            "best_room",
+            "least_room",
+        ),
         *("at", "read_only", "_coming", "_lead_s", "_now", "_ranks"),
     )
 
@@ -85,15 +99,37 @@ class View:
         self.ready = self.open & (self.busy_s < lead_s)
         self.numbered = of(ranks.next_number) - of(ranks.seen_upto) <= MASK_BITS
         self.ready &= self.numbered
+        self.idle = self.ready & (self.wait_s == 0) & (self.num_requests == 0)
+        self.idle &= self.load == 0
+        self.touched: list[int] = []
+        """Where rows were read anew, in order."""
         self.offered = of(ranks.held) < MOST_HELD
         self.offered &= self.open
         self.offered |= self.ready
+        self.num_ready = int(np.count_nonzero(self.ready))
+        self.num_offered = int(np.count_nonzero(self.offered))
         self.best_room = np.where(self.ready, self.room, -inf)
         self.least_room = float(self.room.min(initial=inf))
         self.read_only = [(name, _read_only(getattr(self, name))) for name in LOAD]
         """The columns most policies read, as these may have them."""
         self.reported_at = of(ranks.reported_at)
         self.coefficients = ranks.coefficients(at)
+
+    @property
+    def alike(self) -> bool:
+        """All ranks take the same time for the same step."""
+        return bool(self.coefficients.shape[1] == 1)
+
+    def where(self, row: int) -> int:
+        """Where a row of the rank table stands here; -1: it does not."""
+        index = self.at.index(row) if row >= 0 else -1
+        return index if 0 <= index < len(self.rows) and self.rows.item(index) == row else -1
+
+    def idlest(self, matched: FloatArray, among: BoolArray) -> int:
+        """The idle rank of `among` with the longest match, the first of equal ones; -1: none."""
+        most = np.where(self.idle & among, matched, -1.0)
+        index = int(most.argmax())
+        return index if most.item(index) >= 0 else -1
 
     def expect(self, row: int, tokens: int, choices: int) -> None:
         """A grant is decided on that will reserve so much there: further ones of the same group
@@ -103,6 +139,8 @@ class View:
         self.room[i] = (self.kv_free.item(i) if room == inf else room) - tokens
         self.least_room = min(self.least_room, self.room.item(i))
         self.num_requests[i] += choices
+        self.idle[i] = False
+        self.touched.append(i)
         coming = self._coming[row] = self._coming.get(row, 0) + 1
         number = ranks.next_number.item(row) + coming
         self.numbered[i] = number - ranks.seen_upto.item(row) <= MASK_BITS
@@ -132,6 +170,10 @@ class View:
         self.numbered[i] = numbered
         ready = is_open and busy_s < self._lead_s and numbered
         self.ready[i] = ready
+        self.idle[i] = (
+            ready and not requests and self.wait_s.item(i) == 0 and self.load.item(i) == 0
+        )
+        self.touched.append(i)
         self.best_room[i] = room if ready else -inf
         self.offered[i] = ready or (is_open and ranks.held.item(row) < MOST_HELD)
 

@@ -22,6 +22,7 @@ LAM = 1.0
 EXCESS = 0.25
 """A later token that comes late hurts less than a late first one. At a quarter, generated chats
 spread over their ranks (tests/core/master/test_traps.py) and lose little of their cache hits."""
+ALONE = np.ones(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +34,27 @@ class PredictedTtft:
     """A busy rank may be worth waiting for."""
     by_row: bool = True
     """A rank's score depends on its own row only."""
+    monotone: bool = True
+    """More work there, or less of the prompt, never makes a rank's score higher."""
 
     def score(self, query: Query, candidates: Candidates, predict: Predict) -> FloatArray:
         """Minus (wait + step beside others + (1 + lam) * prefill + excess of all decodes), in
         seconds."""
         c, cached = candidates, candidates.matched_tokens
         prefill_s = predict.prefill_s(query.num_tokens - cached, cached)
-        tokens = np.full(1, float(query.num_tokens))
-        alone_s = predict.decode_s(np.ones(1), tokens)
+        tokens = np.asarray(float(query.num_tokens))
         # Whatever waits there to prefill will decode beside this request, too.
         beside_s = predict.decode_s(
-            c.num_requests + 1, c.context_tokens + c.prefill_tokens + tokens
+            c.num_requests + 1.0, c.context_tokens + c.prefill_tokens + tokens
         )
-        cost_s, excess_s = c.wait_s, query.expected_output * (beside_s - alone_s)
+        excess_s = beside_s - predict.decode_s(ALONE, tokens)
+        excess_s *= self.excess * query.expected_output
+        cost_s = c.wait_s + (1 + self.lam) * prefill_s + excess_s
         if np.count_nonzero(c.decode_rows):
             step_s = predict.decode_s(c.decode_rows, c.context_tokens)
-            cost_s = cost_s + np.where(c.decode_rows > 0, step_s, 0.0)
-            excess_s += c.decode_rows * prefill_s
-        return -(cost_s + (1 + self.lam) * prefill_s + self.excess * excess_s)
+            cost_s += np.where(c.decode_rows > 0, step_s, 0.0)
+            cost_s += self.excess * c.decode_rows * prefill_s
+        return np.negative(cost_s)
 
 
 def build(lam: float = LAM, excess: float = EXCESS) -> Routing:

@@ -21,6 +21,8 @@ NOW, LEAD_S, NUM = 50.0, 0.03, 24
 SCATTERED = np.array([0, 2, 3, 7, 11, 12, 20, 23])
 CLOSE = np.arange(4, 14)
 
+NOT_COLUMNS = ("at", "read_only", "touched", "num_ready", "num_offered")
+
 
 def a_booking(ranks: Ranks, row: int, new_tokens: int) -> Booking:
     number = int(ranks.next_number[row])
@@ -74,7 +76,7 @@ def test_a_row_that_the_round_charged_reads_as_in_a_new_view(rows: np.ndarray):
             view.reread(charge_somewhere(ranks, random, rows))
         fresh = ranks.view(at, NOW, LEAD_S)
         for name in View.__slots__:
-            if not name.startswith("_") and name not in ("at", "read_only"):
+            if not name.startswith("_") and name not in NOT_COLUMNS:
                 np.testing.assert_array_equal(getattr(view, name), getattr(fresh, name), name)
 
 
@@ -120,7 +122,18 @@ def an_offer(rows: np.ndarray, offered: np.ndarray | None = None) -> tuple[Offer
     matched = np.minimum(view.at.of(blocks) * 16, 320)
     if offered is None:
         offered = np.ones(len(rows), dtype=np.bool_)
-    return Offer(view, offered, match, matched, most=320, block_size=16, affine_row=7), view
+    at = None if offered.all() else offered.nonzero()[0]
+    return Offer(
+        view,
+        at,
+        None,
+        match,
+        matched,
+        most=320,
+        block_size=16,
+        affine_row=7,
+        num_candidates=int(offered.sum()),
+    ), view
 
 
 @pytest.mark.parametrize("rows", [CLOSE, SCATTERED], ids=["consecutive", "scattered"])
@@ -164,9 +177,10 @@ def test_an_offer_of_the_whole_ignores_what_a_policy_thinks_of_the_others():
     view = an_offer(CLOSE)[1]
     offered = np.arange(len(CLOSE)) % 3 == 0
     match = Match(device=np.zeros(NUM), host=np.zeros(NUM), best=0)
-    common = {"most": 320, "block_size": 16, "affine_row": -1}
-    whole = Offer(view, offered, match, np.zeros(len(CLOSE)), **common, whole=True)
-    cut = Offer(view, offered, match, np.zeros(len(CLOSE)), **common)
+    num = int(offered.sum())
+    common = {"most": 320, "block_size": 16, "affine_row": -1, "num_candidates": num}
+    whole = Offer(view, None, offered, match, np.zeros(len(CLOSE)), **common)
+    cut = Offer(view, offered.nonzero()[0], None, match, np.zeros(len(CLOSE)), **common)
     assert (len(whole), len(cut)) == (len(CLOSE), offered.sum())
     assert whole.num_candidates == cut.num_candidates == offered.sum()
     scores = np.where(offered, -1.0, np.nan)
