@@ -86,8 +86,8 @@ class Batcher:
         self.stats = stats or Stats()
         self.last_step_s = 0.0
         self.starved = False
-        """The last plan found sequences that wait for room, and none running that could free
-        some."""
+        """The last plan found sequences that wait for room, or one that runs alone and needs more,
+        and none running that could free some."""
         self._block_size = capacity.block_size
         self._max_batch_tokens = max_batch_tokens
         self._chunk_while_decoding = chunk_while_decoding
@@ -170,7 +170,7 @@ class Batcher:
             budget = min(budget, self._chunk_while_decoding)
         budget = self._choose_prefills(chosen, budget)
         self._admit(chosen, budget)
-        self.starved = bool(self._waiting) and not self._running
+        self.starved |= bool(self._waiting) and not self._running
         return self._in_flight.issue(chosen, self._pulls.take_received()) if chosen else None
 
     def dummy_plan(self) -> StepPlan:
@@ -328,7 +328,10 @@ class Batcher:
         """A page for its next token, if need be another's. False: it lost its own."""
         while not self._running.grow(seq):
             if len(self._running) == 1:
-                self._drop(seq, "outgrown")
+                if len(seq.pages) < self.blocks.num_blocks:
+                    self.starved = True  # the rest is kept for other workers, or in transfers
+                else:
+                    self._drop(seq, "outgrown")
                 return False
             victim = self._running.cheapest()
             self._preempt(victim, chosen)

@@ -145,6 +145,34 @@ def test_p03_pages_under_a_transfer_are_nobodys_until_it_ends():
     pair.assert_quiet()
 
 
+def test_who_runs_alone_waits_for_pages_under_a_transfer():
+    """It needs more than what the transfer leaves, and nobody is left to be preempted."""
+    pair = Pair(sim_params={"num_blocks": 8})
+    pair.decode.pull_s = 1.0
+    pair.go_on(pair.begin())
+    pair.decode.run(0.1)
+    pair.decode.cancel("r")
+    other = pair.decode.submit("other", range(50, 58), 16)
+    pair.decode.run()
+    pair.decode.assert_right(other)
+    assert pair.decode.worker.stats.preemptions == 0
+    pair.assert_quiet()
+
+
+def test_pins_make_way_for_who_runs_alone():
+    """What decodes on a prefill rank needs the pages that are kept for another worker."""
+    pair = Pair()
+    pair.prefill = Rig(role=Role.PREFILL, sim_params={"num_blocks": 8})
+    pair.begin(max_tokens=4)
+    assert len(pair.prefill.worker.handovers) == 1
+    other = pair.prefill.submit("other", range(50, 58), 16)
+    pair.prefill.run()
+    pair.prefill.assert_right(other)
+    assert not pair.prefill.worker.handovers
+    pair.prefill.cancel("r")
+    pair.prefill.assert_quiet()
+
+
 def test_a_transfer_waits_for_steps_that_touch_its_pages():
     """Pages of a sequence that was given up may still be written by a step in flight."""
     pair = Pair(steps_in_flight=2, sim_params={"num_blocks": 9})
