@@ -170,17 +170,15 @@ class Pairs:
         better = offered & (matched > cached)
         if allowed is not view.open:
             better &= allowed
-        few = [idlest]
         own = view.where(affine_row)
-        for at in {*better.nonzero()[0].tolist(), own} - {idlest, -1}:
-            room = view.room.item(at) + matched.item(at)
-            if self.decoding.item(at):
-                fits = room >= need.whole
-            else:
-                fits = prefills.item(at) and room >= need.num_tokens + need.choices
-            if fits and offered.item(at) and allowed.item(at):
-                few.append(at)
-        return np.array(sorted(few))
+        if own >= 0 and offered.item(own) and allowed.item(own):
+            better[own] = True
+        at = better.nonzero()[0]
+        if len(at):
+            room, decoding = view.room.take(at) + matched.take(at), self.decoding.take(at)
+            fits = np.where(decoding, room >= need.whole, room >= need.num_tokens + need.choices)
+            at = at[fits & (decoding | prefills.take(at))]
+        return at if idlest in at else np.sort(np.append(at, idlest))
 
     def _look_at(self, view: View) -> None:
         """Takes in what a new round, or its last decisions, changed of the decode ranks."""
