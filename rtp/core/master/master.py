@@ -291,6 +291,8 @@ class Master:
         if member is None:
             return []
         out = self.links.heard(member, now) + self._views.delta(member, delta, now)
+        if member.version == delta.to_version:
+            return out  # the Poll that answers the next Status confirms it
         return [*out, self.links.poll(member)]
 
     def _snapshot(self, snapshot: Snapshot, now: float) -> list[Command]:
