@@ -22,6 +22,7 @@ from rtp.core.master.grouping import MOST_TOGETHER
 from rtp.core.master.placement import Choice, Placement
 from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import Ranks
+from rtp.core.master.returns import Returns
 from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
 from rtp.core.types import BoolArray, RequestId
@@ -58,6 +59,7 @@ class Rounds:
         self._grants = grants
         self._queue = queue
         self._no_room = no_room
+        self._returns = Returns(ranks)
         self.num_group_rounds = 0
         self.num_group_grants = 0
         """In them."""
@@ -71,7 +73,7 @@ class Rounds:
             return out
         for held in window.held_too_long(now):
             pool.let_go(held, self._ranks)
-        self._return_held(pool, now)
+        self._returns.begin(pool, now)
         view = None
         most = self._placement.num_looks + MOST_LOOKS
         while self._placement.num_looks < most:
@@ -95,9 +97,13 @@ class Rounds:
                 view.reread(choice.row)
             else:
                 out += self._start(pool, waiting, choice, view, now)
+            row = self._returns.placed(pool, waiting, now)
+            if row is not None:
+                view.reread(row)
         else:
             pool.next_round = now + NEXT_ROUND_S
         window.unskip()
+        self._returns.end(pool)
         if pool.next_round == inf:
             pool.next_round = min(self._next_free(pool, now), window.next_hold)
         return out
@@ -120,16 +126,6 @@ class Rounds:
                 view.reread(choice.partner.row)
         pool.dirty = bool(pool.at_once)
         return out
-
-    def _return_held(self, pool: Pool, now: float) -> None:
-        """Requests held for a rank that is about to be free compete for it now."""
-        if not pool.window.num_held:
-            return
-        free = self._ranks.busy_s(pool.at, now) < pool.lead.seconds
-        free &= pool.at.of(self._ranks.held) > 0
-        for row in pool.rows[free].tolist():
-            for waiting in pool.window.held_on(row):
-                pool.let_go(waiting, self._ranks)
 
     def _next(self, pool: Pool, view: View, now: float) -> Waiting | None:
         """The request to look at, if any rank could take one."""

@@ -189,6 +189,35 @@ def test_at_most_three_are_held_per_rank_and_each_is_charged_to_it():
     assert not ranks.held_s.any()
 
 
+def test_of_those_held_for_a_rank_only_the_next_is_looked_at_when_it_is_free():
+    fleet = hold_fleet(wait_s=0.04)
+    first, second = fleet.ask(range(7168)), fleet.ask(range(7169))  # over 30 ms each
+    ranks, placements = fleet.master.ranks, fleet.master.placements
+    row = fleet.master.fleet.row_of((WorkerId("busy"), 0))
+    assert ranks.held[row] == 2
+    looks, held_s = placements.num_looks, ranks.held_s[row]
+    fleet.report(fleet.workers["busy"], prefill_tokens=0)
+    assert fleet.grant(first).worker_id == "busy"
+    assert fleet.grant(second) is None
+    assert placements.num_looks == looks + 1
+    assert ranks.held[row] == 1
+    assert 0 < ranks.held_s[row] < held_s, "the other is charged as before"
+    fleet.wait(0.05, beat=False)
+    assert fleet.grant(second).worker_id == "busy"
+    assert placements.num_looks == looks + 2
+    assert ranks.held[row] == ranks.held_s[row] == 0
+
+
+def test_held_requests_follow_each_other_as_long_as_their_rank_is_free():
+    fleet = hold_fleet(wait_s=0.07)
+    requests = [fleet.ask(range(4097 + i)) for i in range(3)]
+    row = fleet.master.fleet.row_of((WorkerId("busy"), 0))
+    assert fleet.master.ranks.held[row] == 3
+    fleet.report(fleet.workers["busy"], prefill_tokens=0)
+    assert [fleet.grant(request).worker_id for request in requests] == ["busy"] * 3
+    assert not fleet.master.ranks.held.any()
+
+
 def test_a_hold_ends_when_the_rank_does_not_get_free_as_predicted():
     fleet = hold_fleet(wait_s=0.07)
     request = fleet.ask(TAIL)
