@@ -75,9 +75,12 @@ def read_claim(kind: str, headers: dict[str, str]) -> Claim:
         nonce = headers["rtp-nonce"]
         if len(nonce) != 32 or not headers["rtp-peer"]:
             raise ProtocolError("a nonce of 32 hex digits and a peer are needed")
+        "".join((headers["rtp-worker"], headers["rtp-peer"], nonce)).encode()  # proofs do this
         return Claim(kind, headers["rtp-worker"], epoch, headers["rtp-peer"], nonce)
     except KeyError as error:
         raise ProtocolError(f"header {error.args[0]} is missing") from None
+    except UnicodeEncodeError:
+        raise ProtocolError("the claim is not UTF-8") from None
     except ValueError:
         raise ProtocolError("RTP-Epoch is not a number") from None
 

@@ -207,7 +207,11 @@ class Schedule:
         return Caller(
             tenant=self._keys.tenant_of(_text(call, b"authorization")),
             chat_id=_text(call, b"x-session-id"),
-            timeout_s=None if timeout is None else seconds("X-Request-Timeout", timeout.decode()),
+            timeout_s=(
+                None
+                if timeout is None
+                else seconds("X-Request-Timeout", timeout.decode("utf-8", "replace"))
+            ),
         )
 
     def _answer(self, call: Call, route: str, body: bytes, request_id: str) -> None:
@@ -233,6 +237,7 @@ class Schedule:
             raise invalid("outcome", f"outcome must be one of {', '.join(sorted(OUTCOMES))}")
         booking = self._open(request_id, told.attempt, tenant)
         grant = booking.grant
+        self._check_told(told, booking)
         if outcome == "cancelled":
             self._desk.call_off(grant.request_id, grant.attempt, "cancelled")
         else:
@@ -278,6 +283,19 @@ class Schedule:
             )
         return booking
 
+    def _check_told(self, told: DoneBody, booking: Booking) -> None:
+        """What cannot have happened would teach the Master lengths and rates that harm others.
+        Raises ApiError."""
+        prompt, cached = told.prompt_tokens or 0, told.cached_tokens or 0
+        most = self._pools()[booking.model].max_model_len
+        if prompt > most:
+            raise invalid("prompt_tokens", f"prompt_tokens is over the model's context of {most}")
+        if cached > prompt:
+            raise invalid("cached_tokens", "cached_tokens is more than prompt_tokens")
+        if (told.generated_tokens or 0) > most * booking.choices:
+            text = f"generated_tokens is over the context of {most} for each choice"
+            raise invalid("generated_tokens", text)
+
     def _wanted(self, body: ScheduleBody, caller: Caller) -> Wanted:
         """Checks what needs no hashing. Raises ApiError."""
         pool = self._pool(body.model)
@@ -301,9 +319,10 @@ class Schedule:
         if not pools:
             raise no_worker()
         if model is None:
-            if len(pools) > 1:
-                raise invalid("model", f"model is missing; there are {', '.join(sorted(pools))}")
-            return next(iter(pools.values()))
+            served = {name: pool for name, pool in pools.items() if pool.members} or pools
+            if len(served) > 1:
+                raise invalid("model", f"model is missing; there are {', '.join(sorted(served))}")
+            return next(iter(served.values()))
         pool = pools.get(model)
         if pool is None:
             raise model_not_found(model)

@@ -98,6 +98,9 @@ def test_a_claim_survives_its_headers():
             read_claim("link", {k: v for k, v in headers.items() if k != name})
     with pytest.raises(ProtocolError, match="wire version"):
         read_claim("link", headers | {"rtp-wire": "999"})
+    for name in ("rtp-nonce", "rtp-peer", "rtp-worker"):  # bytes that are no UTF-8, as aiohttp
+        with pytest.raises(ProtocolError, match="UTF-8"):
+            read_claim("link", headers | {name: 32 * "\udcff"})
 
 
 def test_a_claim_cannot_smuggle_a_header():

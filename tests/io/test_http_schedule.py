@@ -133,6 +133,60 @@ async def test_what_makes_no_sense_is_refused_by_field(odd: dict[str, str]):
         assert len(cluster.master.desk) == 0
 
 
+async def test_a_header_that_is_no_text_is_the_clients_mistake():
+    async with live_cluster(workers=1) as cluster:
+        await cluster.ready()
+        host, port = cluster.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"hashes": [], "num_tokens": 9}'
+        writer.write(
+            b"POST /v1/schedule HTTP/1.1\r\nHost: a\r\nX-Request-Timeout: \xff\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        assert (await reader.readline()).split()[1] == b"400"
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "field"),
+    [
+        ({"prompt_tokens": 2**31 - 1}, "prompt_tokens"),
+        ({"prompt_tokens": 5, "cached_tokens": 6}, "cached_tokens"),
+        ({"cached_tokens": 1}, "cached_tokens"),
+        ({"generated_tokens": 2**31 - 1}, "generated_tokens"),
+    ],
+)
+async def test_what_cannot_have_happened_teaches_nothing(told: dict[str, int], field: str):
+    """One report must not make all others look longer; what is refused is not settled either."""
+    async with live_cluster(workers=1) as cluster:
+        await cluster.ready()
+        one = f"{PATH}/{(await place(cluster))['request_id']}"
+        before = cluster.master.overview()
+        status, reply, _ = await send(cluster, "POST", f"{one}/done", told)
+        assert (status, reply["error"]["param"]) == (400, field)
+        after = cluster.master.overview()
+        assert (after["models"], after["cache"]) == (before["models"], before["cache"])
+        assert (await send(cluster, "POST", f"{one}/done", {}))[0] == 200
+        assert bookings(cluster) == 0
+
+
+async def test_the_model_may_be_left_out_again_once_the_other_is_gone():
+    async with live_cluster(workers=1) as cluster:
+        await cluster.ready()
+        other = {
+            "model": "other",
+            "address": "http://10.0.0.7:8001",
+            "block_size": 16,
+            "kv_tokens": 4096,
+            "max_model_len": 1024,
+        }
+        assert (await send(cluster, "PUT", f"{PATH}/workers/o", other))[0] == 200
+        status, reply, _ = await send(cluster, "POST", PATH, {"hashes": [], "num_tokens": 9})
+        assert (status, reply["error"]["param"]) == (400, "model")
+        assert (await send(cluster, "DELETE", f"{PATH}/workers/o"))[0] == 200
+        await place(cluster)
+
+
 async def test_token_ids_are_hashed_as_a_frontend_hashes_them():
     """What was generated here is found by ids alone (X15)."""
     async with live_cluster(workers=1) as cluster, Client(cluster.url, "sim") as client:
