@@ -113,6 +113,12 @@ class Plugin(Settings):
     params: dict[str, Any] = option({}, "Its parameters (--set).", "scheduling")
 
 
+class RoutingPlugin(Plugin):
+    """Where requests go. Has its name by default, so that parameters alone are for this one."""
+
+    name: str = option("predicted_ttft", "File name of the plugin, or a dotted path.", "scheduling")
+
+
 class TransportPlugin(Plugin):
     """What moves KV pages between workers."""
 
@@ -170,7 +176,7 @@ class Tenant(Settings):
 class Scheduling(Settings):
     """How the Master admits and places."""
 
-    routing: Plugin = Plugin(name="predicted_ttft")
+    routing: RoutingPlugin = RoutingPlugin()
     limits: bool = option(
         True, "false switches off the limits of queue, TTFT and tenants.", "admission"
     )

@@ -21,6 +21,7 @@ from rtp.core.commands import Note
 from rtp.core.errors import RtpError
 from rtp.io import addresses, logs
 from rtp.io.clock import LoopWatch
+from rtp.io.errors_http import master_away
 from rtp.io.handshake import read_secret
 from rtp.io.http_server import make_runner
 from rtp.io.master_client import MasterClient
@@ -65,7 +66,7 @@ class FrontendServer:
         )
         self._models: ModelWatch | None = None
         self._listener = listen(config.host, config.port)
-        self._runner = make_runner(self.api.app(ready=self.ready))
+        self._runner = make_runner(self.api.app(ready=self._ready_or_why))
         self._watch = LoopWatch(self.api.loop.driver.times)
         self.metrics.watch(loop=self.api.loop.driver.times, master=lambda: self.client.connected)
 
@@ -122,6 +123,12 @@ class FrontendServer:
     def _master_down(self) -> None:
         self._on_note(Note("master.lost", {"master": self._master}))
         self.api.loop.master_down()
+
+    def _ready_or_why(self) -> bool:
+        """As ready(), for /health: raises ApiError where it is the Master that is missing."""
+        if not self.client.connected:
+            raise master_away()
+        return self.ready()
 
     def _trouble(self, event: str, reason: str) -> None:
         if self._reminder.due(f"{event} {reason}"):

@@ -32,6 +32,8 @@ def test_a_later_source_wins(tmp_path: Path):
 def test_nested_and_free_parameters():
     config = load(MasterConfig, ["--routing.name=x", "--set", "routing.params.lam=0.5"], {})
     assert (config.routing.name, config.routing.params) == ("x", {"lam": 0.5})
+    config = load(MasterConfig, ["--set", "routing.params.lam=0.5"], {})
+    assert config.routing.name == "predicted_ttft", "parameters alone are for the default"
     config = load(WorkerConfig, ["--set", "params.eos_ids=[1,2]", "--set", "params.a=b c"], {})
     assert config.params == {"eos_ids": [1, 2], "a": "b c"}
     assert load(MasterConfig, ["--workers", "a:1, b:2"], {}).workers == ("a:1", "b:2")

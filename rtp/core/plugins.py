@@ -37,20 +37,23 @@ def names(kind: str) -> list[str]:
 
 
 def module(kind: str, name: str) -> ModuleType:
-    """The plugin's module. Raises ConfigError naming the choices."""
+    """The plugin's module. Raises ConfigError naming the choices, or what keeps Python from reading
+    the file."""
+    path = name if "." in name else f"{PACKAGES[kind]}.{name}"
     for entry in entry_points(group=f"rtp.{kind}"):
         if entry.name == name:
-            found: ModuleType = entry.load()
-            return found
-    path = name if "." in name else f"{PACKAGES[kind]}.{name}"
+            name = path = entry.module
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
-        if error.name is None or not path.startswith(error.name):
-            raise
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{kind} {name!r} cannot be read: {error}") from error
+        where = f" (Python finds no module {error.name!r})" if path == name else ""
         raise ConfigError(
-            f"no {kind} named {name!r}; there are: {', '.join(names(kind))}"
+            f"no {kind} named {name!r}{where}; there are: {', '.join(names(kind))}"
         ) from None
+    except (ImportError, SyntaxError) as error:
+        raise ConfigError(f"{kind} {name!r} cannot be read: {error}") from error
 
 
 def is_own(kind: str, name: str) -> bool:

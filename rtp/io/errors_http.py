@@ -98,6 +98,11 @@ def no_worker() -> ApiError:
     return ApiError(503, "No worker is ready to serve", code="service_unavailable")
 
 
+def master_away() -> ApiError:
+    """Of a frontend that is apart."""
+    return ApiError(503, "The Master does not answer", code="service_unavailable")
+
+
 def stopping() -> ApiError:
     return ApiError(503, "The server is stopping", code="service_unavailable")
 

@@ -50,8 +50,9 @@ def make_app(
     codec_of: the tokenizer of a card, cached by the caller.  overview: the cluster as the Master
     sees it (members: io/dashboard).  placement: the candidates a request had, or None.  Where the
     Master is elsewhere both are not given: its dashboard is where it is.  ready: whether a model
-    can be served now; else the overview's workers say so.  clients: False leaves out their routes.
-    secret: seeds the block hashes.  api_key, tenants (key -> tenant name), admin_key: io/http_auth.
+    can be served now (may raise ApiError: why not); else the overview's workers say so.  clients:
+    False leaves out their routes.  secret: seeds the block hashes.  api_key, tenants (key -> tenant
+    name), admin_key: io/http_auth.
     """
     keys = Keys(api_key, admin_key, tenants or {})
     served = Served(lambda: frontend.models, codec_of)

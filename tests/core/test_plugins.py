@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -31,7 +32,7 @@ def a_module(monkeypatch: pytest.MonkeyPatch, source: str) -> str:
 def test_an_unknown_name_shows_the_choices():
     with pytest.raises(ConfigError, match=r"no routing named 'nearest'.*predicted_ttft"):
         plugins.build("routing", "nearest")
-    with pytest.raises(ConfigError, match=r"no routing named 'no\.such\.module'"):
+    with pytest.raises(ConfigError, match=r"'no\.such\.module' \(Python finds no module 'no'\)"):
         plugins.build("routing", "no.such.module")
 
 
@@ -90,6 +91,25 @@ def test_an_installed_package_adds_a_name_by_an_entry_point(monkeypatch: pytest.
 def test_a_module_without_build_is_no_plugin(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match=r"no build\(\)"):
         plugins.build("routing", a_module(monkeypatch, ""))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def build(:", r"invalid syntax \(unread\.py, line 1\)"),
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("from rtp.core.policy import Nothing", "cannot import name 'Nothing'"),
+    ],
+)
+def test_a_users_file_that_python_cannot_read_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, reason: str
+):
+    package = tmp_path / "unreadable"
+    package.mkdir()
+    (package / "unread.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"'unreadable.unread' cannot be read: {reason}"):
+        plugins.build("routing", "unreadable.unread")
 
 
 @pytest.mark.parametrize("error", ["ValueError", "TypeError"])

@@ -75,7 +75,8 @@ async def test_streams_run_on_without_a_master_and_requests_wait_for_it():
         await cluster.stop_master()
         assert not cluster.apart.ready()
         async with Client(cluster.url, "sim") as client:
-            assert (await client.get("/health"))[0] == 503
+            status, body = await client.get("/health")
+            assert (status, body["error"]["message"]) == (503, "The Master does not answer")
             assert "\nrtp_master_connected 0.0\n" in (await client.get("/metrics"))[1]
             assert (await client.get("/live"))[0] == 200
         waiting = [asyncio.create_task(run(cluster, 10 + i, 40)) for i in range(4)]
