@@ -16,6 +16,7 @@ LOUD = frozenset(
     {
         *("step.hung", "core.failed", "runner.failed", "worker.lost", "worker.refused"),
         *("registration.refused", "registration.failed", "master.lost", "master.unreachable"),
+        "policy.failed",
     }
 )
 """Notes an operator should see: warning."""
