@@ -269,8 +269,12 @@ class Request:
         return self.given_by == worker_id and self.attempt == attempt
 
     def conclude(self) -> None:
-        """Finishes choices that have all their tokens and lack only the word that they ended."""
+        """Finishes choices that have all their tokens and lack only the word that they ended. The
+        first one may still owe the prompt's logprobs, if no output was asked for."""
+        owed = self.begin.sampling.prompt_logprobs is not None and self.prompt_logprobs is None
         for choice in self._unfinished():
+            if owed and choice is self.choices[0]:
+                continue
             if self.first_token and len(choice.output) >= self.begin.sampling.max_tokens:
                 self._finish(choice, "length", -1)
 

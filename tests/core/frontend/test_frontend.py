@@ -115,6 +115,19 @@ def test_prompt_logprobs_are_delivered_once_and_not_computed_again() -> None:
     assert submit.sampling.prompt_logprobs is None
 
 
+def test_v06_a_lost_worker_does_not_take_the_prompt_logprobs_along() -> None:
+    """Another choice has ended, so all have the no tokens that were asked for."""
+    values = (TokenLogprobs(1, -0.5),)
+    hand = Hand().running(n=2, sampling=SamplingParams(max_tokens=0, prompt_logprobs=0))
+    hand.tokens(a_run(0, "", "length", choice=1))
+    hand.do(From("master", WorkerLost(FIRST, 1)))
+    assert not hand.all(Ended)
+    hand.do(From("master", a_grant(2, SECOND)))
+    hand.tokens(a_run(0, "", "length", attempt=2, prompt_logprobs=values), peer=SECOND)
+    assert hand.only(Deliver).prompt_logprobs == values
+    assert hand.only(Ended).generated == 0
+
+
 def test_a_stop_string_ends_the_choice_and_tells_the_worker() -> None:
     hand = Hand().running(stop=("END",))
     hand.tokens(a_run(0, "xEN"))
