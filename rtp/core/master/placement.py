@@ -138,7 +138,7 @@ class Placement:
         whole = ask.num_tokens + ask.n * expected_output
         partner, few, mask = None, None, None
         base = view.offered if self._holds else view.ready
-        prunes = self._monotone and view.alike
+        prunes = self._monotone and view.alike and len(view.rows) > TOLD
         if pairs is not None:
             need = Need(ask.num_tokens, ask.n, expected_output, ask.max_tokens <= 1)
             if not need.short:
