@@ -203,7 +203,8 @@ class Batcher:
 
     def pulled(self, number: int, ok: bool) -> None:
         """A transfer has ended. Its sequence goes on behind what came; where it failed, and nobody
-        knows what is in the pages, from the start with other ones."""
+        knows what is in the pages, from the start with other ones. Further choices of its request
+        do not try then: to fail may take a transfer seconds, one after the other."""
         transfer = self._pulls.get(number)
         seq = transfer.sequence
         if transfer.wanted:
@@ -216,6 +217,10 @@ class Batcher:
                 self._stop(seq)
                 seq.restart()
                 self._waiting[seq.arrival] = seq
+        if not ok:
+            for other in self._waiting.values():
+                if other.request_id == seq.request_id:
+                    other.source = None
         self._pulls.release(transfer)
 
     # ------------------------------------------------------------ facts

@@ -124,6 +124,21 @@ def test_p02_what_does_not_come_is_computed():
     pair.assert_quiet()
 
 
+def test_of_several_choices_one_waits_in_vain():
+    """The source is gone, and they run one after the other: its time limits must not add up."""
+    pair = Pair(sim_params={"num_blocks": 14})
+    pair.decode.pull = lambda pull: False
+    pair.decode.pull_s = 5.0
+    outputs = {i: list(range(100 * i + 100, 100 * i + 120)) for i in range(3)}
+    submit = pair.prefill.submit("r", PROMPT, 24, n=3, outputs=outputs, handover=DECODE)
+    pair.prefill.run(until=lambda: len(pair.prefill.finishes) == 3)
+    pair.go_on(submit)
+    pair.decode.run()
+    assert [len(pair.decode.outputs["r", 0, i]) for i in range(3)] == [24] * 3
+    assert len(pair.decode.pulls) == pair.decode.worker.stats.pulls_failed == 1
+    pair.assert_quiet()
+
+
 def test_p03_pages_under_a_transfer_are_nobodys_until_it_ends():
     """Cases P03, P07: the client leaves while it runs; what it writes then hurts no one."""
     pair = Pair(sim_params={"num_blocks": 8})
