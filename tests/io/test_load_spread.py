@@ -50,6 +50,8 @@ async def test_w02_480_at_once_with_one_prefix_spread_over_8_workers(endpoint: s
 
         await asyncio.gather(*(one(number) for number in range(AT_ONCE)))
         placed = [note.fields for note in cluster.notes if note.event == "request.placed"]
-    counts = Counter(fields["worker_id"] for fields in placed)
+    # On a busy machine a lease may run out before its Submit leaves: the last place counts.
+    last = {fields["request_id"]: fields["worker_id"] for fields in placed}
+    counts = Counter(last.values())
     assert sum(counts.values()) == AT_ONCE
     assert max(counts.values()) <= 1.5 * AT_ONCE / WORKERS, counts
