@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable
 from functools import partial
 
-import uvloop
 from aiohttp import web
 
 from rtp.api import Api
 from rtp.config import FrontendConfig
 from rtp.core.commands import Note
-from rtp.core.errors import RtpError
-from rtp.io import addresses, logs
+from rtp.io import addresses
 from rtp.io.clock import LoopWatch
 from rtp.io.errors_http import master_away
-from rtp.io.handshake import read_secret
 from rtp.io.http_server import make_runner
 from rtp.io.master_client import MasterClient
 from rtp.io.metrics import Metrics
 from rtp.io.model_offers import ModelWatch
 from rtp.io.reminder import Reminder
-from rtp.io.runner_process import die_with
-from rtp.serving import listen, until_signal
+from rtp.serving import listen, run
 from rtp.settings import from_command_line
 
 LAST_WORDS_S = 2.0
@@ -139,31 +134,8 @@ class FrontendServer:
         self.metrics.note(note.event, note.fields)
 
 
-async def serve(config: FrontendConfig) -> None:
-    """Runs until a signal."""
-    secret = read_secret(config.secret_path, create=config.secret_file is None)
-    server = FrontendServer(config, secret, logs.note_logger())
-    ended = asyncio.Event()
-    until_signal(ended)
-    try:
-        await server.start()
-        server.settle()
-        await ended.wait()
-        await server.drain()
-    finally:
-        await server.stop()
-
-
 def main() -> None:
-    config = from_command_line(FrontendConfig)
-    if config.parent:
-        die_with(config.parent)
-    logs.setup(config.log_level)
-    try:
-        uvloop.run(serve(config))
-    except RtpError as error:
-        print(f"rtp.frontend: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    run("rtp.frontend", from_command_line(FrontendConfig), FrontendServer)
 
 
 if __name__ == "__main__":

@@ -7,35 +7,30 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import uvloop
 from aiohttp import web
 
 from rtp.api import Api
 from rtp.config import MOST_TENANTS, MasterConfig
 from rtp.core import plugins
 from rtp.core.commands import Note
-from rtp.core.errors import RtpError
 from rtp.core.events import From, LinkDown
 from rtp.core.master.master import Master
 from rtp.core.master.tenants import Tenants
 from rtp.core.messages import Ask, Cancel
 from rtp.core.types import FrontendId, RequestId
-from rtp.io import addresses, logs
+from rtp.io import addresses
 from rtp.io.clock import LoopWatch, now
-from rtp.io.handshake import read_secret
 from rtp.io.http_schedule import STEMS
 from rtp.io.http_server import HotRoutes, make_runner
 from rtp.io.master_loop import MasterLoop
 from rtp.io.metrics import Metrics
 from rtp.io.policy_watch import Watched
 from rtp.io.ratchet import next_number
-from rtp.io.runner_process import die_with
 from rtp.io.schedule_desk import Desk
-from rtp.serving import listen, until_signal
+from rtp.serving import listen, run
 from rtp.settings import from_command_line
 
 LAST_WORDS_S = 2.0
@@ -175,31 +170,8 @@ class MasterServer:
         self.metrics.note(note.event, note.fields)
 
 
-async def serve(config: MasterConfig) -> None:
-    """Runs until a signal."""
-    secret = read_secret(config.secret_path, create=config.secret_file is None)
-    server = MasterServer(config, secret, logs.note_logger())
-    ended = asyncio.Event()
-    until_signal(ended)
-    try:
-        await server.start()
-        server.settle()
-        await ended.wait()
-        await server.drain()
-    finally:
-        await server.stop()
-
-
 def main() -> None:
-    config = from_command_line(MasterConfig)
-    if config.parent:
-        die_with(config.parent)
-    logs.setup(config.log_level)
-    try:
-        uvloop.run(serve(config))
-    except RtpError as error:
-        print(f"rtp.master: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    run("rtp.master", from_command_line(MasterConfig), MasterServer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the serving entry points share: a bound socket, and an end by signals."""
+"""What the serving entry points share: a bound socket, an end by signals, the run between."""
 
 from __future__ import annotations
 
@@ -7,9 +7,59 @@ import errno
 import os
 import signal
 import socket
+import sys
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from rtp.core.errors import ConfigError
-from rtp.io import addresses
+import uvloop
+
+from rtp.config import Process
+from rtp.core.commands import Note
+from rtp.core.errors import ConfigError, RtpError
+from rtp.io import addresses, logs
+from rtp.io.handshake import read_secret
+from rtp.io.runner_process import die_with
+
+C = TypeVar("C", bound=Process)
+
+
+class Server(Protocol):
+    """Built inside the running loop."""
+
+    async def start(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def run(name: str, config: C, build: Callable[[C, bytes, Callable[[Note], None]], Server]) -> None:
+    """Serves until a signal. build: from config, cluster secret and what gets every Note. Says what
+    is wrong in one line, and exits with 1."""
+    if config.parent:
+        die_with(config.parent)
+    logs.setup(config.log_level)
+    try:
+        uvloop.run(_serve(config, build))
+    except RtpError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+async def _serve(config: C, build: Callable[[C, bytes, Callable[[Note], None]], Server]) -> None:
+    secret = read_secret(config.secret_path, create=config.secret_file is None)
+    server = build(config, secret, logs.note_logger())
+    ended = asyncio.Event()
+    until_signal(ended)
+    try:
+        await server.start()
+        server.settle()
+        await ended.wait()
+        await server.drain()
+    finally:
+        await server.stop()
 
 
 def listen(host: str, port: int) -> socket.socket:
