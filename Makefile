@@ -25,6 +25,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing rtp and what it needs into $(VENV) (about 1.5 GB, once) ..."
 	@$(BIN)/pip install --quiet -c constraints/cpu.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[dev]'
+	@$(BIN)/python -c 'import rtp.master'  # compiles the kernels, once
 	@touch $(STAMP)
 
 install: $(STAMP) ## Make .venv with all that rtp and its tests need
