@@ -3,8 +3,7 @@
 A kernel is an ordinary function of numbers and numpy arrays with its types named, so that it is
 compiled when its module is imported and never while somebody waits. The machine code is kept beside
 the module (or in the user's cache, where that cannot be written) and taken from there the next
-time. Kernels that call each other live in one module: the kept code of one does not notice that
-another module has changed.
+time: as long as neither the module, nor a constant the kernel reads, nor a kernel it calls changed.
 
 NUMBA_DISABLE_JIT=1 runs them as they stand, with every index checked.
 """
@@ -12,6 +11,7 @@ NUMBA_DISABLE_JIT=1 runs them as they stand, with every index checked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numba
@@ -26,6 +26,8 @@ def kernel(signature: str) -> Callable[[F], F]:
 
     def compiled(function: F) -> F:
         made: Any  # numba's own object, called as the function is
+        # The kept code goes by this name and its module's time, and holds what it read elsewhere.
+        function.__qualname__ += f"_{_reads(function)}"
         try:
             made = numba.njit(signature, cache=True, error_model="numpy")(function)
         except RuntimeError:  # nowhere to keep the code: compile anew at each start
@@ -34,3 +36,17 @@ def kernel(signature: str) -> Callable[[F], F]:
         return found
 
     return compiled
+
+
+def _reads(function: Callable[..., Any]) -> str:
+    """Digest of the constants and kernels of other modules that a function uses."""
+    digest = blake2b(digest_size=8)
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        used = getattr(value, "py_func", None)
+        if used is not None:
+            digest.update(f"{name}:{used.__qualname__}:{used.__code__.co_consts}".encode())
+            digest.update(used.__code__.co_code)
+        elif isinstance(value, int | float | tuple):
+            digest.update(f"{name}={value!r}".encode())
+    return digest.hexdigest()

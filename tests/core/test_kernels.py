@@ -59,3 +59,35 @@ def test_a_kernel_runs_uncompiled():
     )
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
+def test_kept_code_is_not_used_once_a_constant_it_reads_has_changed(tmp_path):
+    """What is kept knows its own module's time only."""
+    (tmp_path / "far.py").write_text("SCALE = 2.0\n")
+    (tmp_path / "near.py").write_text(
+        "from far import SCALE\n"
+        "from rtp.core.kernels import kernel\n"
+        "@kernel('f8(f8)')\n"
+        "def inner(x):\n    return x * SCALE\n"
+    )
+    (tmp_path / "caller.py").write_text(
+        "from near import inner\n"
+        "from rtp.core.kernels import kernel\n"
+        "@kernel('f8(f8)')\n"
+        "def outer(x):\n    return inner(x) + 1.0\n"
+        "print(outer(10.0))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = os.environ | {"PYTHONPATH": path}
+
+    def run() -> float:
+        command = [sys.executable, "-c", "import caller"]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        return float(done.stdout)
+
+    assert run() == 21.0
+    assert run() == 21.0
+    (tmp_path / "far.py").write_text("SCALE = 3.00\n")
+    assert run() == 31.0
