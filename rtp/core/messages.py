@@ -103,6 +103,7 @@ STATUS_COLUMNS = (
     "granted_mask",  # bit i: grant number granted_upto + 1 + i has been seen
 )
 """Columns of Status.table, one int64 each, one row per rank."""
+TABLE_TYPE = np.dtype("<i8")
 MOST_PARKED = 256
 
 
@@ -173,7 +174,7 @@ class Status(Message, frozen=True, tag=4):
 
     def columns(self) -> IntArray:
         """[ranks, len(STATUS_COLUMNS)] int64, a read-only view."""
-        return np.frombuffer(self.table, dtype="<i8").reshape(-1, len(STATUS_COLUMNS))
+        return np.frombuffer(self.table, TABLE_TYPE).reshape(-1, len(STATUS_COLUMNS))
 
 
 class Now(Message, frozen=True, tag=5):

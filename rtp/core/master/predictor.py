@@ -13,9 +13,11 @@ factors on the starting coefficients, so they are free of units and near one.
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import inf
 
 import numpy as np
 
+from rtp.core.kernels import kernel
 from rtp.core.types import FloatArray, IntArray
 
 NUM_COEFFICIENTS = 6
@@ -81,7 +83,39 @@ class RankPredict:
         return np.full(self._num_ranks, seconds)
 
 
-Three = tuple[float, float, float]
+FACTORS, SQUARES, SUMS, FIT_SIZE = 3, 6, 12, 15
+"""A Fit's state: starting coefficients from 0, then factors, three each; six sums of squares and
+products, the upper half of a symmetric matrix, row by row; three sums."""
+
+
+@kernel("f8(f8[::1], f8, f8, f8, f8)")
+def _learn(state: FloatArray, first: float, second: float, third: float, seconds: float) -> float:
+    """Takes one sample into a Fit's state: its three terms and the seconds measured. Returns the
+    relative error of what was predicted. Solved by elimination: the matrix is positive."""
+    factors = state[FACTORS:SQUARES]
+    p, q, r = state[0] * first, state[1] * second, state[2] * third
+    predicted = p * factors[0] + q * factors[1] + r * factors[2]
+    error = abs(seconds - predicted) / seconds
+    seconds = min(max(seconds, predicted / MOST_SURPRISE), predicted * MOST_SURPRISE)
+    p, q, r = p / seconds, q / seconds, r / seconds
+    for i, new in enumerate((p * p, p * q, p * r, q * q, q * r, r * r, p, q, r)):
+        state[SQUARES + i] = FORGETTING * state[SQUARES + i] + new
+    a, b, c = state[SQUARES] + ANCHOR, state[SQUARES + 1], state[SQUARES + 2]
+    d, e, f = state[SQUARES + 3] + ANCHOR, state[SQUARES + 4], state[SQUARES + 5] + ANCHOR
+    x = state[SUMS] + ANCHOR * factors[0]
+    y = state[SUMS + 1] + ANCHOR * factors[1]
+    z = state[SUMS + 2] + ANCHOR * factors[2]
+    ba, ca = b / a, c / a
+    d, e, f = d - ba * b, e - ba * c, f - ca * c
+    y, z = y - ba * x, z - ca * x
+    ed = e / d
+    z = (z - ed * y) / (f - ed * e)
+    y = (y - e * z) / d
+    x = (x - b * y - c * z) / a
+    factors[0], factors[1], factors[2] = x, y, z
+    for i in range(3):
+        factors[i] = max(factors[i], LOWEST_FACTOR)
+    return float(error)
 
 
 class Fit:
@@ -97,62 +131,32 @@ class Fit:
         self.num_samples = 0
         self.error = 0.0
         """Moving mean of |actual - predicted| / actual, predicted before the sample was learned."""
+        self._state = np.zeros(FIT_SIZE)
         self.restart(start)
 
     def restart(self, start: tuple[float, ...]) -> None:
         """From another measurement."""
-        self._start = tuple([max(float(x), SMALLEST) for x in start])
-        self._factors: Three = (1.0, 1.0, 1.0)
-        self._squares = (0.0,) * 6
-        self._sums: Three = (0.0, 0.0, 0.0)
+        self._state[:] = 0.0
+        self._state[:FACTORS] = np.maximum(start, SMALLEST)
+        self._state[FACTORS:SQUARES] = 1.0
 
     @property
     def coefficients(self) -> FloatArray:
         """[3]"""
-        return np.multiply(self._start, self._factors)
+        return self._state[:FACTORS] * self._state[FACTORS:SQUARES]
 
     def seconds(self, terms: tuple[float, ...]) -> float:
         return float(self.coefficients @ terms)
 
-    def observe(self, terms: tuple[float, ...], seconds: float) -> None:
-        """Learns one measurement, in a few us. Ignores what cannot be one (zero, negative, not
-        finite)."""
-        if not 0 < seconds < float("inf"):
+    def observe(self, first: float, second: float, third: float, seconds: float) -> None:
+        """Learns one measurement, three terms and what they took, in half a us. Ignores what cannot
+        be one (zero, negative, not finite)."""
+        if not 0 < seconds < inf:
             return
-        start, factors = self._start, self._factors
-        p, q, r = start[0] * terms[0], start[1] * terms[1], start[2] * terms[2]
-        predicted = p * factors[0] + q * factors[1] + r * factors[2]
-        if self.num_samples:
-            self.error += ERROR_WEIGHT * (abs(seconds - predicted) / seconds - self.error)
-        else:
-            self.error = abs(seconds - predicted) / seconds
+        error = _learn(self._state, first, second, third, seconds)
+        weight = ERROR_WEIGHT if self.num_samples else 1.0
+        self.error += weight * (error - self.error)
         self.num_samples += 1
-        seconds = min(max(seconds, predicted / MOST_SURPRISE), predicted * MOST_SURPRISE)
-        p, q, r = p / seconds, q / seconds, r / seconds
-        new = (p * p, p * q, p * r, q * q, q * r, r * r)
-        pp, pq, pr, qq, qr, rr = [
-            FORGETTING * a + b for a, b in zip(self._squares, new, strict=True)
-        ]
-        x, y, z = [FORGETTING * a + b for a, b in zip(self._sums, (p, q, r), strict=True)]
-        self._squares, self._sums = (pp, pq, pr, qq, qr, rr), (x, y, z)
-        squares = (pp + ANCHOR, pq, pr, qq + ANCHOR, qr, rr + ANCHOR)
-        a, b, c = factors
-        found = _solve(squares, (x + ANCHOR * a, y + ANCHOR * b, z + ANCHOR * c))
-        self._factors = tuple([max(x, LOWEST_FACTOR) for x in found])  # type: ignore[assignment]
-
-
-def _solve(squares: tuple[float, ...], right: Three) -> Three:
-    """x of A x = right by elimination. squares: the upper half of A, [3, 3] symmetric and positive,
-    row by row."""
-    a, b, c, d, e, f = squares
-    x, y, z = right
-    ba, ca = b / a, c / a
-    d, e, f = d - ba * b, e - ba * c, f - ca * c
-    y, z = y - ba * x, z - ca * x
-    ed = e / d
-    z = (z - ed * y) / (f - ed * e)
-    y = (y - e * z) / d
-    return (x - b * y - c * z) / a, y, z
 
 
 class HardwareClass:
@@ -194,10 +198,10 @@ class HardwareClass:
         return np.concatenate([self.prefill.coefficients, self.decode.coefficients])
 
     def observe_prefill(self, new: int, cached: int, seconds: float) -> None:
-        self.prefill.observe((1.0, float(new), new * (cached + 0.5 * new)), seconds)
+        self.prefill.observe(1.0, new, new * (cached + 0.5 * new), seconds)
 
     def observe_decode(self, batch: float, context: float, seconds: float) -> None:
-        self.decode.observe((1.0, batch, context), seconds)
+        self.decode.observe(1.0, batch, context, seconds)
 
 
 def _usable(profile: tuple[float, ...]) -> bool:

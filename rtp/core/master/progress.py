@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rtp.core.commands import Command
+from rtp.core.kernels import kernel
 from rtp.core.master.booking import Booking
 from rtp.core.master.columns import COLUMN
 from rtp.core.master.fleet import Fleet
@@ -18,6 +19,23 @@ from rtp.core.types import IntArray, RequestId
 
 PREFILL, ROWS = COLUMN["prefill_tokens"], COLUMN["decode_rows"]
 CONTEXT, STEP_US = COLUMN["context_tokens"], COLUMN["step_us"]
+
+
+@kernel("i8(Array(i8, 2, 'C', readonly=True), Array(i8, 2, 'C', readonly=True))")
+def _decode_step(before: IntArray, table: IntArray) -> int:
+    """The first rank whose step, between two tables of a worker, was a new one of decode rows
+    alone; -1: none was."""
+    for rank in range(len(table)):
+        batch = table[rank, ROWS]
+        if (
+            batch > 0
+            and batch == before[rank, ROWS]
+            and table[rank, PREFILL] == 0
+            and before[rank, PREFILL] == 0
+            and table[rank, CONTEXT] > before[rank, CONTEXT]
+        ):
+            return rank
+    return -1
 
 
 class Progress:
@@ -80,22 +98,11 @@ class Progress:
         The step was a pure one if no prompt was under way at either end, and is new if the decode
         rows' context grew: an idle beat tells of the same step again.
         """
-        if member.table is None:
-            return
-        rows, rows_before = table[:, ROWS].tolist(), member.table[:, ROWS].tolist()
-        if not any(rows):
-            return
-        pure = (
-            (table[:, PREFILL] == 0)
-            & (member.table[:, PREFILL] == 0)
-            & (table[:, CONTEXT] > member.table[:, CONTEXT])
-        ).tolist()
-        for rank, batch in enumerate(rows):
-            if pure[rank] and batch and batch == rows_before[rank]:
-                context, step_us = float(table[rank, CONTEXT]), float(table[rank, STEP_US])
-                member.hardware.observe_decode(float(batch), context, step_us * 1e-6)
-                self._fleet.learned(member)
-                return
+        rank = -1 if member.table is None else _decode_step(member.table, table)
+        if rank >= 0:
+            batch, context, step_us = table[rank, ROWS], table[rank, CONTEXT], table[rank, STEP_US]
+            member.hardware.observe_decode(float(batch), float(context), float(step_us) * 1e-6)
+            self._fleet.learned(member)
 
     def _booking(self, member: Member, item: FirstToken | Finished) -> Booking | None:
         """What of the request is booked on this life of a worker: the grant, or what it reserves
