@@ -13,8 +13,9 @@ now = time.monotonic
 
 SAMPLE_S = 0.05
 BUSY_SAMPLES = 10
-COLLECT_S, COLLECT_BY_S = 0.25, 0.5
-"""Young collections: in a quiet moment, and without one."""
+COLLECT_S, COLLECT_BY_S = 0.25, 2.0
+"""Young collections: in a quiet moment, and without one. Each looks at what lives, some 5 ms of a
+busy Master's time, however long ago the last one was."""
 FULL_S, FULL_BY_S = 30.0, 600.0
 QUIET_TURNS, IDLE_TURNS = 20, 2
 """Turns of a sample period up to which a moment counts as quiet, as idle."""

@@ -78,15 +78,22 @@ class FrameDecoder(Generic[T]):
             if len(partial) < 4 or len(partial) < 4 + self._length(partial, 0):
                 return []
             data, self._partial = partial, bytearray()
-        view = memoryview(data)
+        view, decode = memoryview(data), self._decode
         messages: list[T] = []
         start, end = 0, len(view)
-        while end - start >= 4:
-            stop = start + 4 + self._length(view, start)
-            if stop > end:
-                break
-            messages.append(self._message(view[start + 4 : stop]))
-            start = stop
+        try:
+            while end - start >= 4:
+                stop = start + 4 + self._length(view, start)
+                if stop > end:
+                    break
+                message = decode(view[start + 4 : stop])
+                check = _CHECKS.get(type(message))
+                if check is not None and (fault := check(message)):
+                    raise ProtocolError(f"{type(message).__name__}: {fault}")
+                messages.append(message)
+                start = stop
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"not a frame of this connection: {error}") from None
         if start < end:
             self._partial += view[start:]
         return messages
@@ -97,17 +104,6 @@ class FrameDecoder(Generic[T]):
             raise ProtocolError(f"a frame of {length} bytes; at most {self._max} are taken")
         return length
 
-    def _message(self, body: memoryview) -> T:
-        try:
-            message = self._decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ProtocolError(f"not a frame of this connection: {error}") from None
-        fault = malformed(message)
-        if fault:
-            raise ProtocolError(f"{type(message).__name__}: {fault}")
-        found: T = message
-        return found
-
 
 def malformed(message: Message) -> str:
     """What is wrong with the binary fields and numbers of a message that types cannot tell; '' if
@@ -116,8 +112,8 @@ def malformed(message: Message) -> str:
     return check(message) if check else ""
 
 
-def _hashes(*fields: bytes) -> str:
-    return "" if all(len(f) % HASH_BYTES == 0 for f in fields) else "hashes are 16 bytes each"
+def _hashes(num_bytes: int) -> str:
+    return "hashes are 16 bytes each" if num_bytes % HASH_BYTES else ""
 
 
 def _ids(*fields: bytes) -> str:
@@ -144,7 +140,10 @@ def _status(m: Status) -> str:
 
 
 def _changes(m: Delta | Snapshot) -> str:
-    return _hashes(*(h for c in m.changes for h in (c.added, c.removed)))
+    odd = 0
+    for change in m.changes:
+        odd |= len(change.added) | len(change.removed)
+    return _hashes(odd)
 
 
 def _ask(m: Ask) -> str:
@@ -154,11 +153,11 @@ def _ask(m: Ask) -> str:
         return "times to wait are seconds from now"
     if m.lease_s or m.at_once:
         return "places for engines of others are asked for at the Master"
-    return _hashes(m.hashes)
+    return _hashes(len(m.hashes))
 
 
 def _submit(m: Submit) -> str:
-    return _ids(m.prompt, *(c.output for c in m.choices)) or _hashes(m.hashes)
+    return _ids(m.prompt, *(c.output for c in m.choices)) or _hashes(len(m.hashes))
 
 
 _CHECKS: dict[type[Message], Any] = {  # Any: each check takes its own type

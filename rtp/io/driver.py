@@ -73,9 +73,10 @@ class Driver:
         if self._tick is None:
             # Input callbacks of this turn are already queued ahead of this one.
             self._begin_turn()
-        self._inbox.append(event)
-        if not self._busy:
-            self._run()
+        if self._busy:
+            self._inbox.append(event)
+        else:
+            self._run(event)
 
     def close(self) -> None:
         """No event reaches the core any more."""
@@ -88,23 +89,26 @@ class Driver:
         self._began = time.thread_time()
         self._tick = self._loop.call_soon(self._end_turn)
 
-    def _run(self) -> None:
-        self._busy = True
+    def _run(self, event: Event) -> None:
+        """The event, and what commands that follow from it tell this core."""
+        self._busy, inbox = True, self._inbox
         try:
-            while self._inbox:
+            while True:
                 try:
-                    for command in self._core.handle(self._inbox.popleft(), now()):
+                    for command in self._core.handle(event, now()):
                         self._perform(command)
                 except Exception as error:
                     self._faulty = True
                     self._on_fault(error)
+                if not inbox:
+                    return
+                event = inbox.popleft()
         finally:
             self._busy = False
 
     def _end_turn(self) -> None:
         self._tick, began = None, self._began
-        self._inbox.append(TICK)
-        self._run()
+        self._run(TICK)
         self.times.turn(time.thread_time() - began)  # a system call: not one per event
         self._after_turn()
         if self._faulty:

@@ -45,10 +45,12 @@ def setup(level: str) -> None:
 def note_logger(**bound: object) -> Callable[[Note], None]:
     """Writes Notes, with `bound` in every line."""
     log = structlog.get_logger().bind(**bound)
+    debug: bool = log.is_enabled_for(logging.DEBUG)
 
     def write(note: Note) -> None:
         if note.event in QUIET:
-            log.debug(note.event, **note.fields)
+            if debug:
+                log.debug(note.event, **note.fields)
         elif note.event in LOUD:
             log.warning(note.event, **note.fields)
         else:

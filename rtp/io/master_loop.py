@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -27,7 +27,7 @@ from rtp.core.messages import (
     Snapshot,
     Status,
 )
-from rtp.core.types import FrontendId, WorkerId
+from rtp.core.types import FrontendId, Tier, WorkerId
 from rtp.io.ask_link import AskLinks
 from rtp.io.driver import Core, Driver, fault_note
 from rtp.io.handshake import new_nonce
@@ -40,6 +40,7 @@ from rtp.io.worker_link import Links
 CARD_RETRY_S = 1.0
 MAX_REGISTERS = 4096
 STATUS_ROW_BYTES = 8 * len(STATUS_COLUMNS)
+NUM_TIERS = len(Tier)
 
 
 class MasterCore(Core, Protocol):
@@ -181,28 +182,15 @@ class MasterLoop:
 
     def _from_links(self, event: Event) -> None:
         match event:
-            case From(message=message):
-                self._check(message)
+            case From(peer=peer, message=message):
+                fits = _FITS.get(type(message))
+                if fits is not None:
+                    fits(message, self._registers[WorkerId(peer)].ranks)
             case LinkUp(worker_id=worker_id):
                 self._linked[worker_id] = self._registers[worker_id].address
             case LinkDown(worker_id=worker_id):
                 self._linked.pop(worker_id, None)
         self.driver.tell(event)
-
-    def _check(self, message: Message) -> None:
-        """What a worker says must fit what it registered. Raises ProtocolError, which costs its
-        link."""
-        match message:
-            case Status(worker_id=worker_id, table=table):
-                if len(table) != self._registers[worker_id].ranks * STATUS_ROW_BYTES:
-                    raise ProtocolError("a Status has one row per rank")
-            case (
-                Delta(worker_id=worker_id, changes=changes)
-                | Snapshot(worker_id=worker_id, changes=changes)
-            ):
-                ranks = self._registers[worker_id].ranks
-                if any(not (0 <= c.rank < ranks and 0 <= c.tier < 4) for c in changes):
-                    raise ProtocolError("a change of no rank or tier here")
 
     async def _fetch_card(self, register: Register) -> None:
         """GET /card from a worker until its digest is the registered one or the worker is
@@ -260,3 +248,23 @@ class MasterLoop:
 
     def _note(self, event: str, **fields: object) -> None:
         self._on_note(Note(event, fields))
+
+
+def _status_fits(status: Status, ranks: int) -> None:
+    if len(status.table) != ranks * STATUS_ROW_BYTES:
+        raise ProtocolError("a Status has one row per rank")
+
+
+def _changes_fit(message: Delta | Snapshot, ranks: int) -> None:
+    for change in message.changes:
+        if not (0 <= change.rank < ranks and 0 <= change.tier < NUM_TIERS):
+            raise ProtocolError("a change of no rank or tier here")
+
+
+_FITS: dict[type[Message], Callable[[Any, int], None]] = {  # Any: each takes its own type
+    Status: _status_fits,
+    Delta: _changes_fit,
+    Snapshot: _changes_fit,
+}
+"""What a worker says must fit what it registered. Each raises ProtocolError, which costs the
+link."""

@@ -167,6 +167,7 @@ class Links:
             dial[1].cancel()
         link = self._links.pop(worker_id, None)
         if link is not None:
+            link.closed = True
             self._unsent.pop(worker_id, None)
             del self._by_fd[link.sock.fileno()]
             self._epoll.unregister(link.sock.fileno())
@@ -224,11 +225,12 @@ class Links:
         return size
 
     def _take(self, link: _Link, data: memoryview) -> None:
+        worker_id, epoch = link.worker_id, link.epoch
         try:
             for message in link.decoder.feed(data):
-                if (message.worker_id, message.epoch) != (link.worker_id, link.epoch):
+                if message.worker_id != worker_id or message.epoch != epoch:
                     raise ProtocolError("a message of another worker or epoch")
-                self._on_event(From(link.worker_id, message))
+                self._on_event(From(worker_id, message))
                 if link.closed:
                     return
         except ProtocolError as error:
@@ -267,7 +269,7 @@ class Links:
 class _Link:
     """One open link."""
 
-    __slots__ = ("decoder", "epoch", "sock", "unsent", "watched", "worker_id")
+    __slots__ = ("closed", "decoder", "epoch", "sock", "unsent", "watched", "worker_id")
 
     def __init__(self, sock: socket.socket, worker_id: WorkerId, epoch: int) -> None:
         self.sock = sock
@@ -276,7 +278,4 @@ class _Link:
         self.decoder: FrameDecoder[Any] = FrameDecoder(ToMaster)  # Any: a union
         self.unsent = bytearray()
         self.watched = select.EPOLLIN
-
-    @property
-    def closed(self) -> bool:
-        return self.sock.fileno() < 0
+        self.closed = False

@@ -32,9 +32,14 @@ class Affinity:
         if not chat_id:
             return None
         shard = self._shard(chat_id)
-        self._forget_old(shard, now)
         found = shard.get((tenant, chat_id))
-        return found[1:] if found else None
+        if found is None:
+            return None
+        used, worker_id, rank = found
+        if now - used > self._age_s:
+            del shard[tenant, chat_id]
+            return None
+        return worker_id, rank
 
     def remember(
         self, tenant: str, chat_id: str, worker_id: WorkerId, rank: int, now: float

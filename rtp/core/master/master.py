@@ -125,7 +125,7 @@ class Master:
         self._started_at: float | None = None
         self._swept_at = -inf
         self._sweeping = False
-        self._due_now: float | None = None
+        self._told_at = -inf
         # Any: each handler takes the type it stands under.
         self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
             Tick: self._tick,
@@ -151,24 +151,18 @@ class Master:
         if self._started_at is None:
             self._started_at = now
             self.intake.early.start(now)
+        self._told_at = now
         handler = self._handlers.get(type(event))
-        if handler is None:
-            return []
-        out = handler(event, now)
-        if self._due_now is None:
-            for pool in self.fleet.pools.values():
-                if pool.wants_round:
-                    self._due_now = now
-        return out
+        return [] if handler is None else handler(event, now)
 
     def next_deadline(self) -> float | None:
         """When to call with Tick if nothing else happens; a past time means at once."""
-        if self._due_now is not None:
-            return self._due_now
         due = min(self.fleet.members.next_due, self.ledger.next_due, self.intake.early.next_due)
         if self._sweeping:
             due = min(due, self._swept_at + SWEEP_PAUSE_S)
         for pool in self.fleet.pools.values():
+            if pool.wants_round:
+                return self._told_at
             due = min(due, pool.next_round, pool.window.next_expiry)
         return None if due == inf else due
 
@@ -209,7 +203,6 @@ class Master:
     # ------------------------------------------------------------ time
 
     def _tick(self, event: Tick, now: float) -> list[Command]:
-        self._due_now = None
         self.ranks.settle_reports()
         stood_still = self.fleet.members.forgive(now)
         out = self.links.check(now)
