@@ -1,8 +1,8 @@
 """A few hot routes on a bare protocol, in front of aiohttp and on the same port.
 
-A connection starts here. A request with a plain head (HTTP/1.1, the grammar of HEAD, no header
-twice, a known length, nothing to negotiate) that names a hot route is answered here; at the first
-one that is not, the connection goes over to aiohttp for good, with every byte it has not been
+A connection starts here. A request with a plain head (HTTP/1.1, the grammar below, no header twice,
+a known length, nothing to negotiate) that names a hot route is answered here; at the first one that
+is not, the connection goes over to aiohttp for good, with every byte it has not been
 answered for. So what is odd, slow, large or no HTTP at all meets the one parser and the one set of
 rules that all other routes have, which must therefore serve the hot routes as well. One request of
 a connection is under way at a time; what is pipelined behind it waits, and beyond MOST_AHEAD is not
@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
-from typing import cast
+from typing import NamedTuple, cast
 
 from aiohttp.helpers import rfc822_formatted_time
 
@@ -29,30 +29,41 @@ KEPT_HEADS = 512
 LOOK_S = 60.0
 """A connection that has brought no whole first request by then is closed."""
 TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-HEAD = re.compile(
-    rb"([A-Z]+) (/[!-~]*) HTTP/1\.1\r\n((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n"
-)
+REQUEST_LINE = re.compile(rb"([A-Z]+) (/[!-~]*) HTTP/1\.1")
+HEADER_LINES = re.compile(rb"(?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+")
 ELSEWHERE = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade")
 """Headers whose meaning is left to aiohttp."""
 JSON_TYPE = b"application/json"
-REASONS = {status.value: status.phrase for status in HTTPStatus}
+STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
+    for status in HTTPStatus
+}
+"""And what follows them in every answer."""
 
 Handler = Callable[["Call"], None]
 Find = Callable[[bytes, bytes], Handler | None]
 """(method, target) -> who answers it; None: nobody here."""
 
 
+class Head(NamedTuple):
+    """What the header lines of a request say."""
+
+    headers: Mapping[bytes, bytes]
+    """Names in lower case."""
+    length: int
+    """Bytes of the body."""
+    closes: bool
+    """The connection ends with the answer."""
+
+
 class Call:
     """One request. Answer it once, now or later; on_gone is called if its client left before."""
 
-    __slots__ = ("_connection", "body", "headers", "on_gone", "target")
+    __slots__ = ("_connection", "body", "closes", "headers", "on_gone", "target")
 
-    def __init__(
-        self, connection: FastHttp, target: bytes, headers: Mapping[bytes, bytes], body: bytes
-    ) -> None:
+    def __init__(self, connection: FastHttp, target: bytes, head: Head, body: bytes) -> None:
         self.target = target
-        self.headers = headers
-        """Names in lower case."""
+        self.headers, _, self.closes = head
         self.body = body
         self.on_gone: Callable[[], None] = _nothing
         self._connection = connection
@@ -134,17 +145,17 @@ class FastHttp(asyncio.Protocol):
             return
         self._call = None
         self._num_answered += 1
-        head = (
-            f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nDate: {rfc822_formatted_time()}\r\n{extra}"
-        )
-        if b"close" in call.headers.get(b"connection", b"").lower():
+        if call.closes:
             self._closing = True
-            head += "Connection: close\r\n"
-        self._transport.write(f"{head}\r\n".encode("latin-1") + body)
+            extra += "Connection: close\r\n"
+        head = (
+            f"{STATUS_LINES[status]}Content-Length: {len(body)}\r\n"
+            f"Date: {rfc822_formatted_time()}\r\n{extra}\r\n"
+        )
+        self._transport.write(head.encode("latin-1") + body)
         if self._closing:
             self._transport.close()
-        else:
+        elif not self._parsing:
             self._go_on()
 
     def close(self) -> None:
@@ -195,24 +206,22 @@ class FastHttp(asyncio.Protocol):
             begun = data[at : at + MOST_HEAD]
             hopeful = any(begun.startswith(s[: len(begun)]) for s in self._stems)
             return 0 if hopeful and len(data) - at <= MOST_HEAD else -1
-        head = HEAD.fullmatch(data, at, end + 4)
-        if head is None or end - at > MOST_HEAD:
+        line_end = data.find(b"\r\n", at)
+        line = REQUEST_LINE.fullmatch(data, at, line_end)
+        if line is None or end - at > MOST_HEAD:
             return -1
-        handler = self._find(head[1], head[2])
-        headers = _headers(head[3])
-        if handler is None or headers is None:
+        method, target = line.groups()
+        handler, head = self._find(method, target), _head(data[line_end + 2 : end + 2])
+        if handler is None or head is None or head.length > MOST_BODY:
             return -1
-        length = int(headers.get(b"content-length", b"0"))
-        size = end + 4 - at + length
-        if length > MOST_BODY:
-            return -1
-        if len(data) - at < size:
-            self._want = size
+        start = end + 4
+        stop = start + head.length
+        if len(data) < stop:
+            self._want = stop - at
             return 0
-        body = data[end + 4 : end + 4 + length]
-        call = self._call = Call(self, head[2], headers, body)
+        call = self._call = Call(self, target, head, data[start:stop])
         handler(call)
-        return size
+        return stop - at
 
     def _keep(self, rest: bytes) -> None:
         self._parts = [rest] if rest else []
@@ -245,9 +254,11 @@ class FastHttp(asyncio.Protocol):
 
 
 @lru_cache(maxsize=KEPT_HEADS)
-def _headers(lines: bytes) -> Mapping[bytes, bytes] | None:
-    """Header lines -> values by lower-case name; None where aiohttp shall look. A client sends the
-    same ones again and again, but for the length."""
+def _head(lines: bytes) -> Head | None:
+    """Header lines, each with its CRLF; None where aiohttp shall look. A client sends the same ones
+    again and again, but for the length."""
+    if HEADER_LINES.fullmatch(lines) is None:
+        return None
     headers: dict[bytes, bytes] = {}
     for line in lines.split(b"\r\n")[:-1]:
         name, _, value = line.partition(b":")
@@ -258,7 +269,9 @@ def _headers(lines: bytes) -> Mapping[bytes, bytes] | None:
     length = headers.get(b"content-length", b"0")
     kind = headers.get(b"content-type", JSON_TYPE)
     plain = length.isdigit() and len(length) < 10 and kind.partition(b";")[0].strip() == JSON_TYPE
-    return headers if plain else None
+    if not plain:
+        return None
+    return Head(headers, int(length), b"close" in headers.get(b"connection", b"").lower())
 
 
 def _nothing() -> None:

@@ -24,9 +24,10 @@ from rtp.core.master.members import Member
 from rtp.core.messages import Delta, Grant, KeyChange, Register, Snapshot
 from rtp.core.types import Hashes, RequestId, Role, Tier, WorkerId, split_hashes
 from rtp.io.errors_http import ApiError, invalid
+from rtp.io.hash_lists import packed
 from rtp.io.http_auth import Keys
 from rtp.io.http_body import body_too_large, read_json
-from rtp.io.schedule_schema import CacheBody, CacheChange, WorkerBody, packed, parse
+from rtp.io.schedule_schema import CacheBody, CacheChange, WorkerBody, parse
 
 ONE = "/v1/schedule/workers/{id}"
 MOST_BODY = 1 << 20
@@ -242,8 +243,7 @@ def _key_changes(told: CacheChange, ranks: int) -> Iterator[KeyChange]:
     if rank >= ranks:
         raise invalid("changes", f"rank {rank}: this worker has {ranks}")
     tier = TIERS[told.tier or "device"]
-    removed = b"" if told.removed is None else packed(told.removed)
-    stored = b"" if told.stored is None else packed(told.stored)
+    removed, stored = packed(told.removed), packed(told.stored)
     for i in range(0, len(removed), SLICE_BYTES):
         yield KeyChange(rank, tier, b"", removed[i : i + SLICE_BYTES])
     for i in range(0, len(stored), SLICE_BYTES):

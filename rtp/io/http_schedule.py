@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -28,6 +27,7 @@ from rtp.core.messages import Ask, Done, Grant, Refuse, Renew
 from rtp.core.types import Hashes, Ids, RequestId, WorkerId, num_hashes
 from rtp.io.errors_http import ApiError, context_exceeded, invalid, model_not_found, no_worker
 from rtp.io.fast_http import Call, Handler
+from rtp.io.hash_lists import is_null, packed
 from rtp.io.http_account import REQUEST_ID, usable_id
 from rtp.io.http_auth import Keys
 from rtp.io.http_body import header_seconds, header_text, read_json, seconds
@@ -36,17 +36,20 @@ from rtp.io.metrics import Metrics
 from rtp.io.openai_prompts import pack_checked
 from rtp.io.openai_request import HASH_INLINE_BYTES, Caller, Limits, bounded_chat_id, tenant_salt
 from rtp.io.schedule_desk import Desk
-from rtp.io.schedule_schema import DoneBody, RenewBody, ScheduleBody, packed, parse
+from rtp.io.schedule_schema import DoneBody, RenewBody, ScheduleBody, parse
 
 PATH = "/v1/schedule"
 ONE = PATH + "/{id}"
-STEMS = (b"POST /v1/schedule", b"DELETE /v1/schedule/")
+DONE, RENEW = ONE + "/done", ONE + "/renew"
+TARGET = PATH.encode()
+BELOW = TARGET + b"/"
+STEMS = (b"POST " + TARGET, b"DELETE " + BELOW)
 OUTCOMES = frozenset({"done", "failed", "cancelled"})
 
 log = structlog.get_logger(__name__)
 
 
-class DecodeRank(msgspec.Struct):
+class DecodeRank(msgspec.Struct, frozen=True, gc=False):
     """Of a request that the Master splits."""
 
     worker_id: str
@@ -54,7 +57,7 @@ class DecodeRank(msgspec.Struct):
     rank: int
 
 
-class Placed(msgspec.Struct):
+class Placed(msgspec.Struct, frozen=True, gc=False):
     """The answer to POST /v1/schedule."""
 
     request_id: str
@@ -108,8 +111,8 @@ class Schedule:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post(PATH, self._schedule_route),
-            web.post(f"{ONE}/done", self._done_route),
-            web.post(f"{ONE}/renew", self._renew_route),
+            web.post(DONE, self._done_route),
+            web.post(RENEW, self._renew_route),
             web.delete(ONE, self._cancel_route),
         ]
 
@@ -147,18 +150,20 @@ class Schedule:
         return _json(self.renew(request.match_info["id"], await read_json(request), tenant))
 
     async def _cancel_route(self, request: web.Request) -> web.Response:
-        return _json(self.cancel(request.match_info["id"], self._keys.tenant(request)))
+        tenant = self._keys.tenant(request)
+        return _json(self.cancel(request.match_info["id"], b"", tenant))
 
     # ------------------------------------------------------------ the hot side
 
     def find(self, method: bytes, target: bytes) -> Handler | None:
         """For io/fast_http."""
-        if method == b"POST" and target == b"/v1/schedule":
-            return self._hot_schedule
-        parts = target.split(b"/")
-        if method == b"DELETE" and len(parts) == 4:
-            return self._hot_cancel
-        return self._hot.get(parts[4]) if method == b"POST" and len(parts) == 5 else None
+        if method == b"POST":
+            if target == TARGET:
+                return self._hot_schedule
+            _, _, act = _parts(target)
+            return self._hot.get(act)
+        one, slash, _ = _parts(target)
+        return self._hot_cancel if method == b"DELETE" and one and not slash else None
 
     def _hot_schedule(self, call: Call) -> None:
         try:
@@ -183,19 +188,19 @@ class Schedule:
         self._desk.ask(ask, answer)
 
     def _hot_done(self, call: Call) -> None:
-        self._at_once(call, f"{ONE}/done", lambda id, who: self.done(id, call.body, who))
+        self._at_once(call, DONE, self.done)
 
     def _hot_renew(self, call: Call) -> None:
-        self._at_once(call, f"{ONE}/renew", lambda id, who: self.renew(id, call.body, who))
+        self._at_once(call, RENEW, self.renew)
 
     def _hot_cancel(self, call: Call) -> None:
         self._at_once(call, ONE, self.cancel)
 
-    def _at_once(self, call: Call, route: str, act: Callable[[str, str], bytes]) -> None:
-        request_id = call.target.split(b"/")[3].decode()
+    def _at_once(self, call: Call, route: str, act: Callable[[str, bytes, str], bytes]) -> None:
+        request_id = _parts(call.target)[0].decode()
         try:
             tenant = self._keys.tenant_of(_text(call, b"authorization"))
-            body = act(request_id, tenant)
+            body = act(request_id, call.body, tenant)
         except Exception as error:
             self._fail(call, route, error)
         else:
@@ -264,8 +269,8 @@ class Schedule:
         self._desk.tell(Renew(grant.request_id, grant.attempt, lease_s, bool(told.prefilled)))
         return self._encode({"status": "renewed", "lease_s": lease_s})
 
-    def cancel(self, request_id: str, tenant: str) -> bytes:
-        """Takes a grant back. Raises ApiError."""
+    def cancel(self, request_id: str, body: bytes, tenant: str) -> bytes:
+        """Takes a grant back, whatever the body. Raises ApiError."""
         grant = self._open(request_id, None, tenant).grant
         self._desk.call_off(grant.request_id, grant.attempt, "cancelled")
         return b'{"status":"cancelled"}'
@@ -299,7 +304,7 @@ class Schedule:
     def _wanted(self, body: ScheduleBody, caller: Caller) -> Wanted:
         """Checks what needs no hashing. Raises ApiError."""
         pool = self._pool(body.model)
-        if (body.hashes is None) == (body.token_ids is None):
+        if is_null(body.hashes) == (body.token_ids is None):
             raise invalid("hashes", "Give either hashes or token_ids")
         ids = b""
         if body.token_ids is not None:
@@ -330,7 +335,7 @@ class Schedule:
 
     def _hashes(self, wanted: Wanted) -> Hashes:
         """As the caller gave them, or of its token ids as a frontend makes them."""
-        if wanted.body.hashes is not None:
+        if wanted.body.token_ids is None:
             return packed(wanted.body.hashes)
         card = self._cards.get(wanted.pool.model)
         seed = namespace(
@@ -386,10 +391,10 @@ class Schedule:
 
     def _placed(self, grant: Grant, hashes: Hashes) -> bytes:
         self._outside.placed(grant, hashes)
-        to = grant.decode
+        to, request_id = grant.decode, grant.request_id
         return self._encode(
             Placed(
-                grant.request_id,
+                request_id,
                 grant.attempt,
                 grant.worker_id,
                 grant.address,
@@ -397,13 +402,12 @@ class Schedule:
                 None if to is None else DecodeRank(to.worker_id, to.address, to.rank),
                 grant.matched_tokens,
                 grant.lease_s,
-                f"/v1/requests/{grant.request_id}/placement",
+                f"/v1/requests/{request_id}/placement",
             )
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """A checked body, and what it refers to."""
 
     body: ScheduleBody
@@ -424,13 +428,21 @@ def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
+def _parts(target: bytes) -> tuple[bytes, bytes, bytes]:
+    """(id, a slash or nothing, the rest) of a target below PATH; else nothing of all."""
+    if not target.startswith(BELOW):
+        return b"", b"", b""
+    return target[len(BELOW) :].partition(b"/")
+
+
 def _text(call: Call, name: bytes) -> str:
-    return call.headers.get(name, b"").decode("utf-8", "replace")
+    given = call.headers.get(name)
+    return "" if given is None else given.decode("utf-8", "replace")
 
 
 def _echo(call: Call, own: str) -> str:
     given = _text(call, b"x-request-id")
-    return given if usable_id(given) else own
+    return given if given and usable_id(given) else own
 
 
 def _or(value: int | None, default: int) -> int:

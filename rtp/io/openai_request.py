@@ -25,8 +25,7 @@ HASH_INLINE_BYTES = 1 << 17
 MAX_CHAT_ID = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, gc=False):
     """Who asks, by headers and keys."""
 
     tenant: str = ""

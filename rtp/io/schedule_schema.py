@@ -1,4 +1,4 @@
-"""Bodies of the router-only routes, and block hashes in the forms that callers have them in.
+"""Bodies of the router-only routes.
 
 Typed decoding, for these routes are hot. `null` means unset and unknown fields are ignored, as on
 all routes; every refusal is a 400 that names the field.
@@ -6,28 +6,21 @@ all routes; every refusal is a 400 that names the field.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-import struct
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
-from rtp.core.types import HASH_BYTES, Hashes
 from rtp.io.errors_http import invalid
+from rtp.io.hash_lists import NULL
 
 MOST_LEASE_S = 3600.0
-LOW_DIGITS, DIGITS = HASH_BYTES, 2 * HASH_BYTES
-"""Hex digits of the low half of a hash, and of all of it."""
 
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Lease = Annotated[float, Meta(ge=0.1, le=MOST_LEASE_S)]
 Name = Annotated[str, Meta(max_length=256)]
-HashList = list[int | str] | str
 B = TypeVar("B", bound="Body")
 _FIELD = re.compile(r" - at `\$\.(\w+)")
 
@@ -40,7 +33,8 @@ class ScheduleBody(Body, frozen=True):
     """POST /v1/schedule."""
 
     model: str | None = None
-    hashes: HashList | None = None
+    hashes: msgspec.Raw = NULL
+    """See io/hash_lists."""
     token_ids: list[int] | None = None
     num_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     max_tokens: Count | None = None
@@ -90,8 +84,8 @@ class CacheChange(Body, frozen=True):
 
     rank: Count | None = None
     tier: Literal["device", "host", "store"] | None = None
-    stored: HashList | None = None
-    removed: HashList | None = None
+    stored: msgspec.Raw = NULL
+    removed: msgspec.Raw = NULL
 
 
 class CacheBody(Body, frozen=True):
@@ -119,54 +113,3 @@ def parse(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
         raise invalid(found[1] if found else None, f"{error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(None, f"The body is not valid JSON: {error}", "invalid_json") from None
-
-
-def packed(given: HashList) -> Hashes:
-    """Block hashes as callers give them -> 16 bytes each.
-
-    A list of integers or of 16 hex digits: the low 64 bits, which are all that the Master keys on.
-    A list of 32 hex digits, or one text of base64: all 128. 30 ns a hash. Raises ApiError 400.
-    """
-    if isinstance(given, str):
-        try:
-            raw = base64.b64decode(given, validate=True)
-        except (binascii.Error, ValueError):
-            raise invalid("hashes", "hashes is a text, but not of base64") from None
-        if len(raw) % HASH_BYTES:
-            raise invalid("hashes", f"hashes in base64 must be {HASH_BYTES} bytes each")
-        return raw
-    if not given:
-        return b""
-    if isinstance(given[0], str):
-        return _of_hex(given)
-    try:
-        low = struct.pack(f">{len(given)}Q", *given)
-    except struct.error:
-        raise invalid(
-            "hashes", "hashes must hold unsigned 64-bit integers, or only texts of hex digits"
-        ) from None
-    return _widened(low)
-
-
-def _of_hex(given: list[int | str]) -> Hashes:
-    width = len(str(given[0]))
-    texts = [h for h in given if isinstance(h, str) and len(h) == width]
-    if width not in (LOW_DIGITS, DIGITS) or len(texts) != len(given):
-        raise invalid(
-            "hashes", f"hashes as texts must all have {LOW_DIGITS} or {DIGITS} hex digits"
-        )
-    text = "".join(texts)
-    try:
-        raw = bytes.fromhex(text)
-    except ValueError:
-        raw = b""
-    if 2 * len(raw) != len(text):  # fromhex skips spaces
-        raise invalid("hashes", "hashes holds a text that is not of hex digits")
-    return raw if width == DIGITS else _widened(raw)
-
-
-def _widened(low: bytes) -> Hashes:
-    """64-bit hashes, back to back -> 128-bit ones whose high half is 0."""
-    wide = np.zeros((len(low) // 8, 2), dtype="<u8")
-    wide[:, 1] = np.frombuffer(low, dtype="<u8")  # bytes are moved, so their order is kept
-    return wide.tobytes()

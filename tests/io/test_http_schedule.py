@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rtp.io.schedule_schema import packed
 from tests.support.client import Client
 from tests.support.live import LiveCluster, live_cluster
 
@@ -78,15 +76,6 @@ async def test_a_place_is_told_charged_and_settled():
         assert facts["bookings"] == 0
         assert facts["cache"]["hit_tokens"] == 16
         assert facts["requests"]["finished"]["done"] == 1
-
-
-async def test_every_form_of_hashes_is_one_key():
-    wide = b"".join(h.to_bytes(16, "big") for h in HASHES)
-    assert packed(HASHES) == wide
-    assert packed([f"{h:016x}" for h in HASHES]) == wide
-    assert packed([f"{h:032X}" for h in HASHES]) == wide
-    assert packed(base64.b64encode(wide).decode()) == wide
-    assert packed([]) == b""
 
 
 NONSENSE = [
