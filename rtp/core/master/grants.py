@@ -53,7 +53,10 @@ class Grants:
         pool.withdraw(waiting, self._ranks)
         expected = ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
         service_s = choice.prefill_s + pool.decode_s(ask.num_tokens, expected)
-        pool.window.granted(waiting, service_s, leads)
+        if ask.at_once:
+            pool.window.bound(ask.tenant, service_s)
+        else:
+            pool.window.granted(waiting, service_s, leads)
         member, rank = self._fleet.at_row(row)
         grant = Grant(
             request_id=ask.request_id,

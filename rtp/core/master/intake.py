@@ -16,7 +16,7 @@ from rtp.core.master.tenants import Tenants
 from rtp.core.master.totals import Totals
 from rtp.core.master.window import Waiting
 from rtp.core.messages import Ask, Cancel, Refuse
-from rtp.core.types import FloatArray, FrontendId, RequestId
+from rtp.core.types import FrontendId, RequestId
 
 MOST_DISPLACED = 16
 """Waiting requests that one may push out of a full queue."""
@@ -123,8 +123,8 @@ class Intake:
         """Deadlines that passed; everybody, when nobody is left to serve the model."""
         window = pool.window
         out: list[Command] = []
-        if window.num_waiting and not pool.alive:
-            for waiting in window:
+        if not pool.alive and (window.num_waiting or pool.at_once):
+            for waiting in [*window, *pool.at_once.values()]:
                 out += self._refuse(waiting, self._admission.no_worker(waiting.ask), now)
         for waiting in window.expired(now):
             out += self._refuse(waiting, self._admission.deadline_passed(waiting.ask), now)
@@ -156,7 +156,7 @@ class Intake:
             best = self._matches.of(ask.hashes).best * pool.block_size
             cached = min(best, reusable(ask.num_tokens, pool.block_size))
         uncached = ask.num_tokens - cached
-        service_s = _prefill_s(pool.coefficients, uncached, cached)
+        service_s = pool.prefill_s(uncached, cached)
         need = uncached + ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
         out: list[Command] = []
         if not again:
@@ -164,13 +164,15 @@ class Intake:
             if refusal is not None:
                 self._tenants.refused(ask.tenant)
                 return _refused(ask, refusal)
-            out = self._make_way(pool, uncached, now)
+            if not ask.at_once:
+                out = self._make_way(pool, uncached, now)
         patience = min(ask.deadline_s, ask.ttft_timeout_s or ask.deadline_s)
         waiting = Waiting(ask, arrival, deadline=now + patience, asked_at=now)
         waiting.charge = self._tenants.charge(ask.tenant, need, now)
-        pool.window.add(waiting, uncached, service_s, need)
         if ask.at_once:
-            pool.at_once.append(waiting)
+            pool.at_once[ask.request_id] = waiting
+        else:
+            pool.window.add(waiting, uncached, service_s, need)
         pool.dirty = True
         self.waiting[ask.request_id] = waiting
         return out
@@ -202,11 +204,6 @@ class Intake:
         self._fleet.pools[waiting.ask.model].withdraw(waiting, self._ranks)
         if waiting.charge is not None:
             self._tenants.settle(waiting.charge, 0, now)
-
-
-def _prefill_s(coefficients: FloatArray, new: int, cached: int) -> float:
-    a, b, c = coefficients[:3].tolist()
-    return float(a + new * (b + c * (cached + 0.5 * new)))
 
 
 def _refused(ask: Ask, refusal: Refuse) -> list[Command]:

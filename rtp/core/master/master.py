@@ -112,14 +112,12 @@ class Master:
             Early(grace_s, max_queue_requests),
         )
         self._external = External(self.ranks, self.ledger, self.fleet, self.totals)
-        queue = self.intake.waiting
         self.rounds = Rounds(
             self.ranks,
             self.fleet,
             self.placements,
             self.chats,
-            Grants(self.ranks, self.ledger, self.fleet, self.chats, queue, LEASE_S),
-            queue,
+            Grants(self.ranks, self.ledger, self.fleet, self.chats, self.intake.waiting, LEASE_S),
             self.intake.no_room,
         )
         self._started_at: float | None = None
@@ -195,10 +193,11 @@ class Master:
         """Asserts what must hold between events. For tests; O(everything)."""
         self.ledger.check()
         self.map.check()
-        windows = [w for pool in self.fleet.pools.values() for w in pool.window]
+        pools = self.fleet.pools.values()
+        windows = [w for pool in pools for w in [*pool.window, *pool.at_once.values()]]
         assert {id(w) for w in windows} == {id(w) for w in self.intake.waiting.values()}
         assert self.tenants.num_open == len(windows) + len(self.ledger)
-        assert sum(p.window.num_held for p in self.fleet.pools.values()) == self.ranks.held.sum()
+        assert sum(p.window.num_held for p in pools) == self.ranks.held.sum()
 
     # ------------------------------------------------------------ time
 

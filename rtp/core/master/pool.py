@@ -9,12 +9,12 @@ import numpy as np
 from rtp.core.master.columns import NO_ROWS, Rows
 from rtp.core.master.members import Member
 from rtp.core.master.pairing import Pairs
-from rtp.core.master.predictor import OutputLengths
+from rtp.core.master.predictor import NUM_COEFFICIENTS, OutputLengths
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.roles import decodes, paired, pairs_of
 from rtp.core.master.shares import Shares
 from rtp.core.master.window import Waiting, Window
-from rtp.core.types import FloatArray, IntArray, Role, WorkerId
+from rtp.core.types import IntArray, RequestId, Role, WorkerId
 
 LEAST_LEAD_S = 0.005
 MOST_LEAD_S = 0.25
@@ -53,8 +53,9 @@ class Pool:
         self.window = Window(shares)
         self.outputs = OutputLengths()
         self.lead = Lead(lead_s)
-        self.at_once: list[Waiting] = []
-        """Of those that wait: the ones that the next round places or refuses."""
+        self.at_once: dict[RequestId, Waiting] = {}
+        """Requests that do not wait: the next round places or refuses them. None is in the window,
+        whose order and columns are of no use to them."""
         self.members: dict[WorkerId, Member] = {}
         """Those present, with a role that requests are placed by."""
         self.rows: IntArray = NO_ROWS
@@ -74,7 +75,7 @@ class Pool:
         self.max_model_len = 0
         self.kv_total = 0.0
         """The largest of any rank, tokens."""
-        self.coefficients: FloatArray = np.zeros(6)
+        self.coefficients = (0.0,) * NUM_COEFFICIENTS
         """Mean of its ranks, for estimates before a rank is chosen."""
         self.num_held_back = 0
         """Looks and rounds that left requests waiting, for want of headroom on any decode rank."""
@@ -87,7 +88,7 @@ class Pool:
 
     @property
     def wants_round(self) -> bool:
-        return self.dirty and self.window.num_waiting > 0
+        return self.dirty and (self.window.num_waiting > 0 or bool(self.at_once))
 
     def refresh(self, ranks: Ranks) -> None:
         """Membership or a member's state changed: works out the rows anew. O(workers)."""
@@ -123,12 +124,17 @@ class Pool:
     def learn(self, ranks: Ranks) -> None:
         """Takes in what the predictor learned of its ranks."""
         profiles = ranks.profiles[ranks.classes[self._all_rows]]
-        self.coefficients = np.ascontiguousarray(profiles.T).mean(axis=1)
+        self.coefficients = tuple(np.ascontiguousarray(profiles.T).mean(axis=1).tolist())
+
+    def prefill_s(self, new: int, cached: int) -> float:
+        """Of so many new tokens behind so many cached ones, predicted."""
+        a, b, c, *_ = self.coefficients
+        return a + new * (b + c * (cached + 0.5 * new))
 
     def decode_s(self, context: int, output: int) -> float:
         """What so many output tokens behind so much context add to its ranks' steps, predicted."""
-        _, e, f = self.coefficients[3:].tolist()
-        return float(output * (e + f * context))
+        *_, e, f = self.coefficients
+        return output * (e + f * context)
 
     def let_go(self, waiting: Waiting, ranks: Ranks) -> None:
         """A held request competes again."""
@@ -138,8 +144,11 @@ class Pool:
 
     def withdraw(self, waiting: Waiting, ranks: Ranks) -> None:
         """The request waits no longer."""
+        self.dirty = True
+        if waiting.ask.at_once:
+            del self.at_once[waiting.ask.request_id]
+            return
         self.let_go(waiting, ranks)
         self.window.remove(waiting)
         if self.reserved and self.reserved[1] is waiting:
             self.reserved = None
-        self.dirty = True

@@ -10,6 +10,7 @@ so a backlog costs time in turn, not a pause.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -25,7 +26,7 @@ from rtp.core.master.ranks import Ranks
 from rtp.core.master.returns import Returns
 from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
-from rtp.core.types import BoolArray, RequestId
+from rtp.core.types import BoolArray
 
 MOST_LOOKS = 16
 NEXT_ROUND_S = 0.001
@@ -47,17 +48,14 @@ class Rounds:
         placement: Placement,
         chats: Chats,
         grants: Grants,
-        queue: dict[RequestId, Waiting],
         no_room: Callable[[Waiting, float], list[Command]],
     ) -> None:
-        """queue: all waiting requests by id; a granted one leaves it.  no_room: refuses one that
-        would not wait."""
+        """no_room: refuses a request that would not wait."""
         self._ranks = ranks
         self._fleet = fleet
         self._placement = placement
         self._chats = chats
         self._grants = grants
-        self._queue = queue
         self._no_room = no_room
         self._returns = Returns(ranks)
         self.num_group_rounds = 0
@@ -111,11 +109,8 @@ class Rounds:
     def _bind_at_once(self, pool: Pool, now: float) -> list[Command]:
         """Requests that do not wait: each to the best rank that has room, busy or not."""
         out: list[Command] = []
-        batch, pool.at_once = pool.at_once[:MOST_LOOKS], pool.at_once[MOST_LOOKS:]
         view = self._ranks.view(pool.at, now, inf)  # any wait will do
-        for waiting in batch:
-            if self._queue.get(waiting.ask.request_id) is not waiting:
-                continue
+        for waiting in list(islice(pool.at_once.values(), MOST_LOOKS)):
             choice = self._look(pool, waiting, view, now)
             if choice is None:
                 out += self._no_room(waiting, now)

@@ -100,6 +100,12 @@ class Shares:
         standing.num_turns += leads
         self.turn[row] = standing.num_turns % OVERDUE_EVERY == OVERDUE_EVERY - 1
 
+    def bound(self, tenant: str, service_s: float) -> None:
+        """A grant of so much predicted service to a request of it that did not wait."""
+        standing = self.join(tenant)
+        self.granted(standing, service_s, leads=False)
+        self.leave(standing)
+
     def share(self, tenant: str) -> float:
         """Its part of the service, above 0 to 1, were it to wait beside those that wait now."""
         own, standing = self._weight(tenant), self._standings.get(tenant)

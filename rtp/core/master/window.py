@@ -111,7 +111,9 @@ class Window:
         self.refresh(waiting, uncached, service_s, need)
 
     def refresh(self, waiting: Waiting, uncached: int, service_s: float, need: int) -> None:
-        """What a new look at its prefix match found."""
+        """What a new look at its prefix match found; nothing of a request that does not wait."""
+        if waiting.slot == FREE:
+            return
         slot, standing = waiting.slot, waiting.standing
         assert standing is not None
         self.num_tokens += uncached - waiting.uncached
@@ -225,6 +227,13 @@ class Window:
         self.num_grants += 1
         self.num_turns += leads
         self.shares.granted(waiting.standing, service_s, leads)
+
+    def bound(self, tenant: str, service_s: float) -> None:
+        """A request that did not wait goes to a rank. It is no turn; while others wait, its service
+        counts as its tenant's."""
+        self.num_grants += 1
+        if self.shares.num_active:
+            self.shares.bound(tenant, service_s)
 
     def newest_of(self, standing: Standing) -> Waiting | None:
         """Of one tenant's requests the last that came, held ones included."""

@@ -181,6 +181,32 @@ def test_who_does_not_wait_is_refused_where_there_is_no_room():
     assert not fleet.master.intake.waiting
 
 
+def test_who_does_not_wait_stands_in_no_queue():
+    """It takes no place of those that wait, pushes none of them out, and can be called off."""
+    fleet = Fleet(max_queue_requests=2)
+    fleet.add("w0", kv_total=(1000,))
+    place(fleet, 900)
+    wait = [fleet.ask(900), fleet.ask(900)]
+    called_off = fleet.ask(10, tick=False, lease_s=LEASE_S, at_once=True, tenant="u")
+    assert fleet.master.overview(fleet.now)["queue"]["requests"] == 2
+    fleet.cancel(called_off)
+    assert fleet.grant(called_off) is None
+    assert place(fleet, 10, at_once=True, tenant="u").worker_id == "w0"
+    assert list(fleet.master.intake.waiting) == wait
+
+
+def test_service_of_who_does_not_wait_is_its_tenants_while_others_wait():
+    fleet = a_fleet(kv_total=(100_000,))
+    busy = place(fleet, 30_000)
+    mine, theirs = fleet.ask(10, tenant="mine"), fleet.ask(10, tenant="theirs")
+    place(fleet, 20_000, at_once=True, tenant="mine")
+    shares = fleet.master.fleet.pools["m"].window.shares
+    served = {t: shares.virtual_s[shares.find(t).row] for t in ("mine", "theirs")}
+    assert served["mine"] > served["theirs"]
+    assert {mine, theirs} == set(fleet.master.intake.waiting)
+    done(fleet, busy)
+
+
 def test_who_does_not_wait_is_refused_while_no_rank_is_linked():
     fleet = Fleet()
     fleet.add("w0", join=False)
