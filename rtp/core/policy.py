@@ -51,6 +51,12 @@ class Query(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class Predict(Protocol):
     """Seconds, from the Master's predictor; arguments broadcast, columns in, columns out."""
 
+    @property
+    def coefficients(self) -> FloatArray:
+        """[6, R], or [6, 1] where all ranks are alike: a, b, c of a prefill, d, e, f of a decode
+        step, for a policy that does its own arithmetic. Read-only."""
+        ...
+
     def prefill_s(self, new: FloatArray, cached: FloatArray) -> FloatArray: ...
 
     def decode_s(self, batch: FloatArray, context: FloatArray) -> FloatArray: ...

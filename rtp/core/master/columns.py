@@ -1,4 +1,7 @@
-"""Columns with one entry per row of the rank table, and how the rows of one model read them."""
+"""The rank table: one row of numbers per rank, and how the rows of one model are read.
+
+What a rank reported stands first, in the order of its Status, what the Master counts itself behind.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,43 @@ from rtp.core.types import IntArray
 
 Item = TypeVar("Item", bound=np.generic)
 
-NUM_REPORTED = STATUS_COLUMNS.index("granted_upto")
-"""Columns of Status.table that are load; the two behind them are about grant numbers."""
+REPORTED = (
+    *("running", "waiting", "prefill_tokens", "decode_rows", "context_tokens", "kv_free"),
+    *("kv_total", "host_free", "host_total", "step_us", "step_age_us"),
+)
+NUM_REPORTED = len(REPORTED)
+RUNNING, WAITING, PREFILL, DECODE_ROWS, CONTEXT, KV_FREE = range(6)
+KV_TOTAL, HOST_FREE, HOST_TOTAL, STEP_US, STEP_AGE_US = range(6, NUM_REPORTED)
+assert (*REPORTED, "granted_upto", "granted_mask") == STATUS_COLUMNS
+UPTO, MASK = NUM_REPORTED, NUM_REPORTED + 1
+"""Columns of Status.table behind the load."""
 COLUMN = {name: i for i, name in enumerate(STATUS_COLUMNS)}
+
+OWN = (
+    *("charged_tokens", "charged_requests", "reserved_tokens", "parked_requests", "held"),
+    *("held_s", "busy_until", "budget", "most_requests", "next_number", "seen_upto"),
+    *("refused", "reported_at", "num_unseen"),
+)
+CHARGED_TOKENS, CHARGED_REQUESTS, RESERVED, PARKED, HELD = range(NUM_REPORTED, NUM_REPORTED + 5)
+HELD_S, BUSY_UNTIL, BUDGET, MOST_REQUESTS, NEXT_NUMBER, SEEN_UPTO = range(
+    NUM_REPORTED + 5, NUM_REPORTED + 11
+)
+REFUSED, REPORTED_AT, NUM_UNSEEN = range(NUM_REPORTED + 11, NUM_REPORTED + len(OWN))
+NUM_COLUMNS = NUM_REPORTED + len(OWN)
+
 MIXED = -1
 NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class Rows:
-    """Rows of a table, ascending: consecutive ones are read where they lie, others are copied."""
+    """Rows of the rank table, ascending: consecutive ones are read where they lie, others are
+    copied."""
 
     __slots__ = ("_span", "array", "hardware")
 
     def __init__(self, rows: IntArray, classes: IntArray) -> None:
         """classes: [R] hardware class of each row."""
-        self.array = rows
+        self.array = np.ascontiguousarray(rows)
         self.hardware = int(classes[0]) if len(rows) and (classes == classes[0]).all() else MIXED
         """Their class, if it is the same for all."""
         first = int(rows[0]) if len(rows) else 0

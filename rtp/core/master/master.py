@@ -202,7 +202,6 @@ class Master:
     # ------------------------------------------------------------ time
 
     def _tick(self, event: Tick, now: float) -> list[Command]:
-        self.ranks.settle_reports()
         stood_still = self.fleet.members.forgive(now)
         out = self.links.check(now)
         self.ledger.settle_lingering(now)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rtp.core.master.columns import COLUMN, NUM_REPORTED
+from rtp.core.master.contenders import ROUND_DIGITS
 from rtp.core.master.members import SHOWN, Departed, Member
-from rtp.core.master.placement import ROUND_DIGITS, Reasons
+from rtp.core.master.placement import Reasons
 from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import Ranks
 from rtp.core.messages import STATUS_COLUMNS
@@ -28,7 +29,6 @@ Facts = dict[str, object]
 def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
     """Workers by id, models by name, counters; of workers that left, the last 64."""
     fleet, totals, placements = master.fleet, master.totals, master.placements
-    master.ranks.settle_reports()
     members = list(fleet.members)
     states = dict.fromkeys(SHOWN, 0)
     for member in members:

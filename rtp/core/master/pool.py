@@ -13,6 +13,7 @@ from rtp.core.master.predictor import NUM_COEFFICIENTS, OutputLengths
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.roles import decodes, paired, pairs_of
 from rtp.core.master.shares import Shares
+from rtp.core.master.view import View
 from rtp.core.master.window import Waiting, Window
 from rtp.core.types import IntArray, RequestId, Role, WorkerId
 
@@ -62,6 +63,8 @@ class Pool:
         """Rows that may get new grants, ascending."""
         self.at = Rows(NO_ROWS, NO_ROWS)
         """The same, to read columns by."""
+        self.view: View
+        """Of those, for the round."""
         self.pairs: Pairs | None = None
         """How they pair, where there are prefill and decode ranks that can."""
         self.lanes = self.at
@@ -98,6 +101,7 @@ class Pool:
             usable = paired(usable)
         self.rows = np.sort(np.concatenate([m.rows for m in usable])) if usable else NO_ROWS
         self.at = self.lanes = Rows(self.rows, ranks.classes[self.rows])
+        self.view = View(ranks, self.at)
         self.pairs = None
         if any(m.register.role is Role.PREFILL for m in usable):
             self.pairs, lanes = pairs_of(usable)

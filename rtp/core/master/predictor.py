@@ -58,23 +58,25 @@ class RankPredict:
 
     def __init__(self, coefficients: FloatArray, num_ranks: int = 0) -> None:
         """coefficients: [6, R], or [6, 1] where all `num_ranks` have the same."""
+        self.coefficients = coefficients
         self._num_ranks = num_ranks or coefficients.shape[1]
         self._all_alike = coefficients.shape[1] == 1
-        # Six numbers are multiplied faster than six columns of one.
-        self._coefficients = coefficients[:, 0].tolist() if self._all_alike else coefficients
 
     def prefill_s(self, new: FloatArray, cached: FloatArray) -> FloatArray:
-        return self._column(prefill_seconds(self._coefficients, new, cached), new, cached)
+        return self._column(prefill_seconds(self._some, new, cached), new, cached)
 
     def decode_s(self, batch: FloatArray, context: FloatArray) -> FloatArray:
-        return self._column(decode_seconds(self._coefficients, batch, context), batch, context)
+        return self._column(decode_seconds(self._some, batch, context), batch, context)
 
     def prefill_of(self, index: int, new: float, cached: float) -> float:
         """For one of the ranks."""
-        a, b, c = (
-            self._coefficients[:3] if self._all_alike else self._coefficients[:3, index].tolist()
-        )
+        a, b, c = self.coefficients[:3, 0 if self._all_alike else index].tolist()
         return float(a + new * (b + c * (cached + 0.5 * new)))
+
+    @property
+    def _some(self) -> Coefficients:
+        """Six numbers are multiplied faster than six columns of one."""
+        return self.coefficients[:, 0].tolist() if self._all_alike else self.coefficients
 
     def _column(self, seconds: FloatArray, *given: FloatArray) -> FloatArray:
         """A number is a column of itself."""

@@ -15,18 +15,37 @@ from collections import deque
 import numpy as np
 
 from rtp.core.errors import IllegalMove
+from rtp.core.master import load
 from rtp.core.master.booking import Booking
-from rtp.core.master.columns import COLUMN, MIXED, NUM_REPORTED, Rows
-from rtp.core.master.predictor import (
-    NUM_COEFFICIENTS,
-    HardwareClass,
-    decode_seconds,
-    prefill_seconds,
+from rtp.core.master.columns import (
+    BUDGET,
+    BUSY_UNTIL,
+    CHARGED_REQUESTS,
+    CHARGED_TOKENS,
+    HELD,
+    HELD_S,
+    KV_FREE,
+    KV_TOTAL,
+    MASK,
+    MIXED,
+    MOST_REQUESTS,
+    NEXT_NUMBER,
+    NUM_COLUMNS,
+    NUM_REPORTED,
+    NUM_UNSEEN,
+    PARKED,
+    REFUSED,
+    REPORTED_AT,
+    RESERVED,
+    SEEN_UPTO,
+    UPTO,
+    Rows,
 )
-from rtp.core.master.view import MASK_BITS, MOST_HELD, View
+from rtp.core.master.load import MASK_BITS, MOST_HELD
+from rtp.core.master.predictor import NUM_COEFFICIENTS, HardwareClass
+from rtp.core.master.view import View
 from rtp.core.types import FloatArray, IntArray
 
-UPTO, MASK = COLUMN["granted_upto"], COLUMN["granted_mask"]
 ROWS_AHEAD = 16
 """A rank may have one request more than it has rows, and one for so many rows: the next ones are
 there when a row ends, the others wait where they can still go to another rank."""
@@ -37,27 +56,28 @@ class Ranks:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.reported = np.zeros((NUM_REPORTED, capacity))
-        self.charged_tokens = np.zeros(capacity)
-        self.charged_requests = np.zeros(capacity)
-        self.reserved_tokens = np.zeros(capacity)
-        self.held = np.zeros(capacity)
-        self.held_s = np.zeros(capacity)
-        self.busy_until = np.zeros(capacity)
-        self.budget = np.ones(capacity)
+        self.table: FloatArray = np.zeros((capacity, NUM_COLUMNS))
+        """Reported and own facts of each rank (core/master/columns)."""
+        columns = self.table.T
+        self.reported = columns[:NUM_REPORTED]
+        self.charged_tokens = columns[CHARGED_TOKENS]
+        self.charged_requests = columns[CHARGED_REQUESTS]
+        self.reserved_tokens = columns[RESERVED]
+        self.parked_requests = columns[PARKED]
+        self.held, self.held_s = columns[HELD], columns[HELD_S]
+        self.busy_until = columns[BUSY_UNTIL]
+        self.next_number, self.seen_upto = columns[NEXT_NUMBER], columns[SEEN_UPTO]
+        self.reported_at = columns[REPORTED_AT]
+        columns[BUDGET] = 1
+        columns[MOST_REQUESTS] = np.inf
+        columns[SEEN_UPTO] = -1
+        columns[REPORTED_AT] = -np.inf
         self.classes = np.zeros(capacity, dtype=np.int64)
         """Hardware class of each row, an index into `profiles`."""
         self._profiles = np.zeros((capacity + 1, NUM_COEFFICIENTS))
         self._learned: dict[int, HardwareClass] = {}
-        self.next_number = np.zeros(capacity, dtype=np.int64)
-        self.seen_upto = np.full(capacity, -1, dtype=np.int64)
-        self.most_requests = np.full(capacity, np.inf)
-        self.parked_requests = np.zeros(capacity)
-        self.refused = np.zeros(capacity, dtype=np.bool_)
-        self.reported_at = np.full(capacity, -np.inf)
         self.groups: dict[int, IntArray] = {}
         """Of each row whose rank steps together with others: all of them."""
-        self._reports: list[tuple[IntArray, IntArray, float]] = []
         self._open: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._unseen: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._free = deque(range(capacity))
@@ -69,18 +89,18 @@ class Ranks:
         """Rows for a worker's ranks, empty and idle; None when the table is full."""
         if len(kv_total) > len(self._free):
             return None
-        self.settle_reports()
         rows = np.array([self._free.popleft() for _ in kv_total], dtype=np.int64)
-        self.reported[:, rows] = 0
-        self.reported[COLUMN["kv_free"], rows] = kv_total
-        self.reported[COLUMN["kv_total"], rows] = kv_total
-        self.busy_until[rows] = 0
-        self.budget[rows] = budget
-        self.next_number[rows] = 0
-        self.seen_upto[rows] = -1
-        self.most_requests[rows] = max_rows + 1 + max_rows // ROWS_AHEAD if max_rows else np.inf
-        self.refused[rows] = False
-        self.reported_at[rows] = -np.inf
+        self.table[rows, :NUM_REPORTED] = 0
+        self.table[rows, KV_FREE] = kv_total
+        self.table[rows, KV_TOTAL] = kv_total
+        self.table[rows, BUSY_UNTIL] = 0
+        self.table[rows, BUDGET] = budget
+        self.table[rows, NEXT_NUMBER] = 0
+        self.table[rows, SEEN_UPTO] = -1
+        most = max_rows + 1 + max_rows // ROWS_AHEAD if max_rows else np.inf
+        self.table[rows, MOST_REQUESTS] = most
+        self.table[rows, REFUSED] = 0
+        self.table[rows, REPORTED_AT] = -np.inf
         return rows
 
     def join(self, rows: IntArray) -> None:
@@ -89,7 +109,6 @@ class Ranks:
 
     def give_back(self, rows: IntArray) -> None:
         """The worker is gone; its bookings were released before."""
-        self.settle_reports()
         for row in rows.tolist():
             if self._open[row]:
                 raise IllegalMove(f"row {row} leaves with open bookings")
@@ -110,16 +129,15 @@ class Ranks:
     def charge(self, booking: Booking) -> None:
         """Takes the grant's load; its number is grant.number == next_number of the row."""
         row, number = booking.row, booking.grant.number
+        tokens, reserved = booking.new_tokens, booking.reserved_tokens
+        charged = load.charge(
+            self.table, row, number, tokens, reserved, booking.prefill_s, booking.granted_at
+        )
+        if not charged:
+            raise IllegalMove(f"grant {number} on row {row} is out of order")
         if not booking.external:
-            if number != self.next_number[row]:
-                raise IllegalMove(f"grant {number} on row {row} is out of order")
-            self.next_number[row] += 1
             self._unseen[row][number] = booking
         self._open[row][number] = booking
-        self.charged_tokens[row] += booking.new_tokens
-        self.charged_requests[row] += 1
-        self.reserved_tokens[row] += booking.reserved_tokens
-        self.busy_until[row] = max(self.busy_until[row], booking.granted_at) + booking.prefill_s
         if self.groups:
             self._busy_together(row)
 
@@ -131,7 +149,6 @@ class Ranks:
         row = booking.row
         del self._open[row][booking.grant.number]
         if not booking.seen:
-            self.settle_reports()
             self._uncharge(booking)
             self._less_busy(row, booking.prefill_s)
         self.park(booking, False)
@@ -145,7 +162,6 @@ class Ranks:
     def prefilled(self, booking: Booking, *, early: bool) -> None:
         """An external one's prompt is no work any more, but lies in pages until the end. early:
         before the time it was predicted to take had passed."""
-        self.settle_reports()
         row, tokens = booking.row, booking.new_tokens
         self.charged_tokens[row] -= tokens
         self.reserved_tokens[row] += tokens
@@ -162,40 +178,23 @@ class Ranks:
             self.parked_requests[booking.row] += sign
             self.reserved_tokens[booking.row] -= sign * booking.reserved_tokens
 
-    def report(self, rows: IntArray, table: IntArray, now: float) -> None:
-        """A worker's Status: rows [R] of its ranks, table [R, len(STATUS_COLUMNS)].
+    def report(self, rows: IntArray, told: IntArray, now: float) -> None:
+        """A worker's Status: rows [R] of its ranks, told [R, len(STATUS_COLUMNS)].
 
-        Settles every grant whose number it has seen. The columns follow in settle_reports(), for
-        all reports of a turn together: one by one they would cost as many array calls each.
+        Settles every grant whose number it has seen, takes in its columns and predicts anew when
+        the prefill work of each of these ranks ends.
         """
-        seen = table[:, UPTO].tolist()
-        for rank, row in enumerate(rows.tolist()):
-            if self._unseen[row]:
-                self._see(row, seen[rank], int(table[rank, MASK]))
-        self._reports.append((rows, table, now))
-
-    def settle_reports(self) -> None:
-        """Takes in the columns of what was reported, then predicts anew when each of these ranks'
-        prefill work ends. Whoever reads columns calls it first; 30 array calls if there is news."""
-        if not self._reports:
-            return
-        reports, self._reports = self._reports, []
-        rows = np.concatenate([rows for rows, _, _ in reports])
-        table = np.concatenate([table for _, table, _ in reports])
-        at = np.repeat([at for _, _, at in reports], [len(rows) for rows, _, _ in reports])
-        self.reported[:, rows] = table[:, :NUM_REPORTED].T
-        self.refused[rows] = False
-        self.reported_at[rows] = at
-        self.seen_upto[rows] = table[:, UPTO]
-        self.busy_until[rows] = at + self._work_s(rows)
+        if load.any_unseen(self.table, rows):
+            for rank, row in enumerate(rows.tolist()):
+                if self._unseen[row]:
+                    self._see(row, told.item(rank, UPTO), told.item(rank, MASK))
+        load.take_in(self.table, self.classes, self.profiles, rows, told, now)
         if self.groups:
-            for rows, _, _ in reports:
-                self._busy_together(int(rows[0]))
+            self._busy_together(rows.item(0))
 
     def refuse(self, row: int) -> None:
         """The rank rejected a grant: it gets none before its next report."""
-        self.settle_reports()
-        self.refused[row] = True
+        self.table[row, REFUSED] = 1
 
     def resume_numbers(self, rows: IntArray, table: IntArray) -> list[tuple[int, int]]:
         """Numbers go on behind those another Master gave this life of the worker.
@@ -205,8 +204,8 @@ class Ranks:
         """
         gaps = []
         for rank, row in enumerate(rows.tolist()):
-            upto = int(table[rank, UPTO])
-            mask = int(table[rank, MASK]) & (1 << MASK_BITS) - 1
+            upto = table.item(rank, UPTO)
+            mask = table.item(rank, MASK) & (1 << MASK_BITS) - 1
             top = mask.bit_length()
             gaps += [(rank, upto + 1 + i) for i in range(top) if not mask >> i & 1]
             self.next_number[row] = max(self.next_number[row], upto + 1 + top)
@@ -239,13 +238,25 @@ class Ranks:
 
     def view(self, at: Rows, now: float, lead_s: float) -> View:
         """What these ranks look like now."""
-        self.settle_reports()
-        return View(self, at, now, lead_s)
+        view = View(self, at)
+        view.begin(now, lead_s)
+        return view
 
     def busy_s(self, at: Rows, now: float) -> FloatArray:
         """[R] seconds until the prefill work of each ends; negative where it has."""
-        self.settle_reports()
         return at.of(self.busy_until) - now
+
+    def next_end_s(self, at: Rows, now: float, lead_s: float) -> float:
+        """Seconds until the prefill work of a busy rank, one with more of it than the lead, ends;
+        infinite where none is busy."""
+        return load.next_end_s(self.table, at.array, now, lead_s)
+
+    def wanted(self, at: Rows, now: float, lead_s: float) -> list[int]:
+        """Rows with less work than the lead for which requests are held."""
+        found = np.empty(len(at), dtype=np.int64)
+        count = load.wanted(self.table, at.array, now, lead_s, found)
+        rows: list[int] = found[:count].tolist()
+        return rows
 
     def coefficients(self, at: Rows) -> FloatArray:
         """[6, R] of the predictor; [6, 1] where all ranks are of one hardware class."""
@@ -264,24 +275,6 @@ class Ranks:
         if group is not None:
             self.busy_until[group] = self.busy_until[group].max()
 
-    def _work_s(self, rows: IntArray) -> FloatArray:
-        """Seconds until the prefill work of each rank ends: tokens left over tokens per second, in
-        chunks of what the step budget leaves beside the decode rows, less what the step in flight
-        has run already."""
-        reported, coefficients = self.reported[:, rows], self.profiles[self.classes[rows]].T
-        tokens = reported[COLUMN["prefill_tokens"]] + self.charged_tokens[rows]
-        batch = reported[COLUMN["decode_rows"]]
-        age_s = 1e-6 * reported[COLUMN["step_age_us"]]
-        chunk = np.maximum(np.minimum(tokens, self.budget[rows] - batch), 1.0)
-        step = prefill_seconds(coefficients, chunk, np.zeros(1)) + np.where(
-            batch > 0,
-            decode_seconds(coefficients, batch, reported[COLUMN["context_tokens"]]),
-            0.0,
-        )
-        return np.asarray(
-            tokens / chunk * step - np.where(tokens > 0, np.minimum(age_s, step), 0.0)
-        )
-
     def _see(self, row: int, upto: int, mask: int) -> None:
         """A report has seen these numbers."""
         unseen = self._unseen[row]
@@ -297,6 +290,7 @@ class Ranks:
         row = booking.row
         if not booking.external:
             del self._unseen[row][booking.grant.number]
+            self.table[row, NUM_UNSEEN] -= 1
         self.charged_tokens[row] -= booking.new_tokens
         self.charged_requests[row] -= 1
         if booking.coming_tokens:
@@ -318,6 +312,7 @@ class Ranks:
             assert all(b.open and b.row == row for b in opened.values())
             charged = [b for b in opened.values() if not b.seen]
             assert unseen == {b.grant.number: b for b in charged if not b.external}
+            assert self.table[row, NUM_UNSEEN] == len(unseen)
             assert self.charged_tokens[row] == sum(b.new_tokens for b in charged)
             assert self.charged_requests[row] == len(charged)
             assert self.reserved_tokens[row] == sum(

@@ -9,9 +9,9 @@ when the rank is taken. Ranks that step together can start several at once, so t
 
 from __future__ import annotations
 
+from rtp.core.master.load import MOST_HELD
 from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import Ranks
-from rtp.core.master.view import MOST_HELD
 from rtp.core.master.window import Waiting
 from rtp.core.types import RequestId
 
@@ -28,9 +28,7 @@ class Returns:
         window = pool.window
         if not window.num_held:
             return
-        free = self._ranks.busy_s(pool.at, now) < pool.lead.seconds
-        free &= pool.at.of(self._ranks.held) > 0
-        for row in pool.rows[free].tolist():
+        for row in self._ranks.wanted(pool.at, now, pool.lead.seconds):
             held = window.held_on(row)
             if row in self._ranks.groups:
                 for waiting in held:

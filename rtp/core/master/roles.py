@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rtp.core.master.members import Member
-from rtp.core.master.pairing import DECODE, FUSED, PREFILL, Pairs
+from rtp.core.master.pairing import Pairs
+from rtp.core.master.partners import DECODE, FUSED, PREFILL
 from rtp.core.types import IntArray, Role
 
 KINDS = {Role.PREFILL: PREFILL, Role.DECODE: DECODE, Role.FUSION: FUSED}

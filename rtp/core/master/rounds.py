@@ -72,13 +72,14 @@ class Rounds:
         for held in window.held_too_long(now):
             pool.let_go(held, self._ranks)
         self._returns.begin(pool, now)
-        view = None
+        view: View | None = None
         most = self._placement.num_looks + MOST_LOOKS
         while self._placement.num_looks < most:
             if not window.num_open:
                 break
             if view is None:
-                view = self._ranks.view(pool.at, now, pool.lead.seconds)
+                view = pool.view
+                view.begin(now, pool.lead.seconds)
             waiting = self._next(pool, view, now)
             if waiting is None:
                 pool.num_held_back += pool.pairs is not None and bool(view.ready.any())
@@ -109,7 +110,8 @@ class Rounds:
     def _bind_at_once(self, pool: Pool, now: float) -> list[Command]:
         """Requests that do not wait: each to the best rank that has room, busy or not."""
         out: list[Command] = []
-        view = self._ranks.view(pool.at, now, inf)  # any wait will do
+        view = pool.view
+        view.begin(now, inf)  # any wait will do
         for waiting in list(islice(pool.at_once.values(), MOST_LOOKS)):
             choice = self._look(pool, waiting, view, now)
             if choice is None:
@@ -124,14 +126,14 @@ class Rounds:
 
     def _next(self, pool: Pool, view: View, now: float) -> Waiting | None:
         """The request to look at, if any rank could take one."""
-        rooms = view.best_room
+        room = view.most_room
         if pool.reserved is not None:
             row, waiting = pool.reserved
-            mine = view.rows == row
-            if (mine & (rooms >= pool.window.need(waiting))).any():
-                return waiting
-            rooms = np.where(mine, -inf, rooms)
-        room = rooms.item(rooms.argmax())
+            index = view.where(row)
+            if index >= 0:
+                if view.best_room.item(index) >= pool.window.need(waiting):
+                    return waiting
+                room = view.most_room_but(index)
         if pool.pairs is not None and room > -inf:  # a prompt has room, but has what follows?
             room = pool.pairs.room(view)
         return pool.window.best(now, room) if room > -inf else None
@@ -187,28 +189,22 @@ class Rounds:
     def _make_room(self, pool: Pool, waiting: Waiting, view: View, now: float) -> None:
         """An overdue request for which no pool has room gets a rank to itself as it drains; or
         small requests would pass it for ever."""
-        need = pool.window.need(waiting)
-        fits = view.kv_total >= min(need, pool.kv_total)
+        if pool.reserved is not None or not pool.window.overdue(waiting, now):
+            return
+        fits = view.kv_total >= min(pool.window.need(waiting), pool.kv_total)
         if pool.pairs is not None:
             fits &= pool.pairs.decoding
-        if (
-            pool.reserved is None
-            and pool.window.overdue(waiting, now)
-            and view.ready.any()
-            and fits.any()
-        ):
+        if view.ready.any() and fits.any():
             room = np.where(fits, view.room, -inf)
             pool.reserved = (int(view.rows[room.argmax()]), waiting)
 
     def _next_free(self, pool: Pool, now: float) -> float:
         """When the next busy rank comes under the lead."""
+        lead_s = pool.lead.seconds
         if not pool.window.num_waiting:
             return inf
-        busy_s = self._ranks.busy_s(pool.at, now)
-        later = busy_s[busy_s >= pool.lead.seconds]  # exactly those that are not ready
-        if not len(later):
-            return inf
-        return now + max(float(later.min()) - pool.lead.seconds, LEAST_PAUSE_S)
+        busy_s = self._ranks.next_end_s(pool.at, now, lead_s)
+        return now + max(busy_s - lead_s, LEAST_PAUSE_S)
 
     def _start(
         self, pool: Pool, first: Waiting, choice: Choice, view: View, now: float

@@ -15,6 +15,7 @@ from math import inf
 import numpy as np
 
 from rtp.core.errors import ConfigError
+from rtp.core.kernels import kernel
 from rtp.core.policy import Candidates, Predict, Query, Routing
 from rtp.core.types import FloatArray
 
@@ -22,7 +23,7 @@ LAM = 1.0
 EXCESS = 0.25
 """A later token that comes late hurts less than a late first one. At a quarter, generated chats
 spread over their ranks (tests/core/master/test_traps.py) and lose little of their cache hits."""
-ALONE = np.ones(1)
+COLUMN = "Array(f8, 1, 'C', readonly=True)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +41,58 @@ class PredictedTtft:
     def score(self, query: Query, candidates: Candidates, predict: Predict) -> FloatArray:
         """Minus (wait + step beside others + (1 + lam) * prefill + excess of all decodes), in
         seconds."""
-        c, cached = candidates, candidates.matched_tokens
-        prefill_s = predict.prefill_s(query.num_tokens - cached, cached)
-        tokens = np.asarray(float(query.num_tokens))
-        # Whatever waits there to prefill will decode beside this request, too.
-        beside_s = predict.decode_s(
-            c.num_requests + 1.0, c.context_tokens + c.prefill_tokens + tokens
+        c = candidates
+        return minus_cost_s(
+            c.wait_s,
+            c.matched_tokens,
+            c.prefill_tokens,
+            c.num_requests,
+            c.decode_rows,
+            c.context_tokens,
+            predict.coefficients,
+            query.num_tokens,
+            self.lam,
+            self.excess * query.expected_output,
+            self.excess,
         )
-        excess_s = beside_s - predict.decode_s(ALONE, tokens)
-        excess_s *= self.excess * query.expected_output
-        cost_s = c.wait_s + (1 + self.lam) * prefill_s + excess_s
-        if np.count_nonzero(c.decode_rows):
-            step_s = predict.decode_s(c.decode_rows, c.context_tokens)
-            cost_s += np.where(c.decode_rows > 0, step_s, 0.0)
-            cost_s += self.excess * c.decode_rows * prefill_s
-        return np.negative(cost_s)
+
+
+@kernel(
+    f"f8[::1]({COLUMN}, {COLUMN}, {COLUMN}, {COLUMN}, {COLUMN}, {COLUMN},"
+    " Array(f8, 2, 'C', readonly=True), f8, f8, f8, f8)"
+)
+def minus_cost_s(
+    wait_s: FloatArray,
+    matched_tokens: FloatArray,
+    prefill_tokens: FloatArray,
+    num_requests: FloatArray,
+    decode_rows: FloatArray,
+    context_tokens: FloatArray,
+    coefficients: FloatArray,
+    num_tokens: float,
+    lam: float,
+    excess_output: float,
+    excess: float,
+) -> FloatArray:
+    """[R], what score() says. A loop, for it runs with every decision."""
+    scores = np.empty(wait_s.shape[0])
+    for i in range(wait_s.shape[0]):
+        k = i if coefficients.shape[1] > 1 else 0
+        a, b, c = coefficients[0, k], coefficients[1, k], coefficients[2, k]
+        d, e, f = coefficients[3, k], coefficients[4, k], coefficients[5, k]
+        cached = matched_tokens[i]
+        new = num_tokens - cached
+        prefill_s = a + new * (b + c * (cached + 0.5 * new))
+        # Whatever waits there to prefill will decode beside this request, too.
+        context = context_tokens[i] + prefill_tokens[i] + num_tokens
+        beside_s = d + e * (num_requests[i] + 1.0) + f * context
+        alone_s = d + e + f * num_tokens
+        cost_s = wait_s[i] + (1.0 + lam) * prefill_s + excess_output * (beside_s - alone_s)
+        rows = decode_rows[i]
+        if rows > 0.0:
+            cost_s += d + e * rows + f * context_tokens[i] + excess * rows * prefill_s
+        scores[i] = -cost_s
+    return scores
 
 
 def build(lam: float = LAM, excess: float = EXCESS) -> Routing:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from rtp.config import MasterConfig, Tenant
-from rtp.core.master import pool, rounds, shares, tenants, view, window
+from rtp.core.master import load, pool, rounds, shares, tenants, window
 from rtp.core.master.admission import GATES
 from rtp.io.clock import LoopTimes
 from rtp.io.metrics_facts import WithAliases
@@ -49,6 +49,6 @@ def test_the_numbers_are_those_of_the_code():
         f"| `excess` | {predicted_ttft.EXCESS} |",
     ):
         assert text in PAGE, text
-    assert (shares.OVERDUE_EVERY, view.MOST_HELD) == (4, 3)
+    assert (shares.OVERDUE_EVERY, load.MOST_HELD) == (4, 3)
     assert "every fourth grant" in PAGE
     assert "three at most" in PAGE

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from rtp.core.master.booking import Booking
-from rtp.core.master.columns import COLUMN, MIXED, Rows
-from rtp.core.master.offer import Offer
+from rtp.core.master.columns import MIXED, MOST_REQUESTS, Rows
+from rtp.core.master.contenders import ANY, NO_NUMBER, NONE, candidates, ranking, winner
+from rtp.core.master.load import FLAGS, VIEW
+from rtp.core.master.offer import EVERYBODY, Offer
 from rtp.core.master.prefix_map import Match
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.view import View
@@ -20,8 +22,6 @@ from rtp.core.types import FrontendId, RequestId, WorkerId
 NOW, LEAD_S, NUM = 50.0, 0.03, 24
 SCATTERED = np.array([0, 2, 3, 7, 11, 12, 20, 23])
 CLOSE = np.arange(4, 14)
-
-NOT_COLUMNS = ("at", "read_only", "touched", "num_ready", "num_offered")
 
 
 def a_booking(ranks: Ranks, row: int, new_tokens: int) -> Booking:
@@ -51,7 +51,6 @@ def loaded_ranks(random: Random) -> Ranks:
         }
         table[rank] = [facts.get(name, 0) for name in STATUS_COLUMNS]
     ranks.report(rows, table, NOW - 0.001)
-    ranks.settle_reports()
     ranks.refuse(3)
     return ranks
 
@@ -75,16 +74,15 @@ def test_a_row_that_the_round_charged_reads_as_in_a_new_view(rows: np.ndarray):
         for _ in range(8):
             view.reread(charge_somewhere(ranks, random, rows))
         fresh = ranks.view(at, NOW, LEAD_S)
-        for name in View.__slots__:
-            if not name.startswith("_") and name not in NOT_COLUMNS:
-                np.testing.assert_array_equal(getattr(view, name), getattr(fresh, name), name)
+        for name in (*VIEW, *FLAGS, "coefficients"):
+            np.testing.assert_array_equal(getattr(view, name), getattr(fresh, name), name)
 
 
 def test_a_grant_beyond_what_a_status_can_count_closes_the_row():
     ranks = loaded_ranks(Random(1))
     row = 5
     ranks.reported[:, row] = 0
-    ranks.most_requests[:] = np.inf
+    ranks.table[:, MOST_REQUESTS] = np.inf
     ranks.busy_until[row] = 0
     view = ranks.view(Rows(CLOSE, ranks.classes[CLOSE]), NOW, LEAD_S)
     index = view.at.index(row)
@@ -96,52 +94,45 @@ def test_a_grant_beyond_what_a_status_can_count_closes_the_row():
     assert view.open[index]
 
 
-def test_reports_of_one_turn_settle_together_and_the_last_of_a_rank_counts():
-    ranks, alone = Ranks(8), Ranks(8)
-    tables = [np.full((4, len(STATUS_COLUMNS)), i, dtype=np.int64) for i in (1, 2, 3)]
-    for one in (ranks, alone):
-        first, second = one.take((100,) * 4, 64), one.take((100,) * 4, 64)
-        assert first is not None
-        assert second is not None
-        one.profiles[0] = 1e-3
-        for rows, table, now in zip((first, second, first), tables, (1.0, 2.0, 3.0), strict=True):
-            one.report(rows, table, now)
-            if one is alone:
-                one.settle_reports()
-    assert not ranks.reported[COLUMN["running"]].any()  # nothing was taken in yet
-    ranks.settle_reports()
-    for name in ("reported", "busy_until", "seen_upto", "reported_at"):
-        np.testing.assert_array_equal(getattr(ranks, name), getattr(alone, name))
+def test_a_view_is_written_over_by_the_next_round():
+    ranks = loaded_ranks(Random(2))
+    view = ranks.view(Rows(CLOSE, ranks.classes[CLOSE]), NOW, LEAD_S)
+    busy_s = view.busy_s
+    view.begin(NOW + 100.0, LEAD_S)
+    assert busy_s is view.busy_s
+    assert not busy_s.any()
 
 
-def an_offer(rows: np.ndarray, offered: np.ndarray | None = None) -> tuple[Offer, View]:
+def test_the_last_report_of_a_rank_counts():
+    ranks = Ranks(8)
+    first, second = ranks.take((100,) * 4, 64), ranks.take((100,) * 4, 64)
+    assert first is not None
+    assert second is not None
+    ranks.profiles[0] = 1e-3
+    for rows, value, now in ((first, 1, 1.0), (second, 2, 2.0), (first, 3, 3.0)):
+        ranks.report(rows, np.full((4, len(STATUS_COLUMNS)), value, dtype=np.int64), now)
+    assert ranks.reported[:, first].min() == ranks.reported[:, first].max() == 3
+    assert ranks.reported[:, second].min() == ranks.reported[:, second].max() == 2
+    assert ranks.reported_at[:4].tolist() == [3.0] * 4
+    assert ranks.seen_upto[4:].tolist() == [2.0] * 4
+    assert (ranks.busy_until[:4] > 3.0).all()
+
+
+def an_offer(rows: np.ndarray, at: np.ndarray = EVERYBODY) -> tuple[Offer, View]:
     ranks = loaded_ranks(Random(3))
     view = ranks.view(Rows(rows, ranks.classes[rows]), NOW, LEAD_S)
     blocks = np.arange(NUM, dtype=np.float64)
     match = Match(device=blocks, host=blocks + 1, best=30)
-    matched = np.minimum(view.at.of(blocks) * 16, 320)
-    if offered is None:
-        offered = np.ones(len(rows), dtype=np.bool_)
-    at = None if offered.all() else offered.nonzero()[0]
-    return Offer(
-        view,
-        at,
-        None,
-        match,
-        matched,
-        most=320,
-        block_size=16,
-        affine_row=7,
-        num_candidates=int(offered.sum()),
-    ), view
+    view.match(match.device, 16, 320)
+    return Offer(view, at, match, most=320, affine_row=7), view
 
 
 @pytest.mark.parametrize("rows", [CLOSE, SCATTERED], ids=["consecutive", "scattered"])
 @pytest.mark.parametrize("some", [False, True])
 def test_an_offer_has_every_documented_column_read_only(rows: np.ndarray, some: bool):
-    offered = np.arange(len(rows)) % 2 == 0 if some else None
-    offer, view = an_offer(rows, offered)
-    chosen = rows if offered is None else rows[offered]
+    at = np.arange(0, len(rows), 2) if some else EVERYBODY
+    offer, view = an_offer(rows, at)
+    chosen = rows[at] if some else rows
     assert len(offer) == len(chosen)
     for name in Candidates.__dataclass_fields__:
         column = getattr(offer, name)
@@ -152,6 +143,7 @@ def test_an_offer_has_every_documented_column_read_only(rows: np.ndarray, some: 
         with pytest.raises(ValueError):
             column[0] = 1
     np.testing.assert_array_equal(offer.rank_ids, chosen)
+    np.testing.assert_array_equal(offer.matched_tokens, np.minimum(chosen * 16, 320))
     np.testing.assert_array_equal(offer.host_tokens, np.minimum((chosen + 1) * 16, 320))
     np.testing.assert_array_equal(offer.affine, chosen == 7)
     np.testing.assert_array_equal(offer.kv_free, view.kv_free[np.isin(rows, chosen)])
@@ -173,34 +165,107 @@ def test_rows_know_whether_all_are_of_one_hardware():
     assert Rows(CLOSE[:0], CLOSE[:0]).hardware == MIXED
 
 
-def test_an_offer_of_the_whole_ignores_what_a_policy_thinks_of_the_others():
+def test_what_a_policy_thinks_of_those_that_are_no_candidates_counts_for_nothing():
     view = an_offer(CLOSE)[1]
-    offered = np.arange(len(CLOSE)) % 3 == 0
-    match = Match(device=np.zeros(NUM), host=np.zeros(NUM), best=0)
-    num = int(offered.sum())
-    common = {"most": 320, "block_size": 16, "affine_row": -1, "num_candidates": num}
-    whole = Offer(view, None, offered, match, np.zeros(len(CLOSE)), **common)
-    cut = Offer(view, offered.nonzero()[0], None, match, np.zeros(len(CLOSE)), **common)
-    assert (len(whole), len(cut)) == (len(CLOSE), offered.sum())
-    assert whole.num_candidates == cut.num_candidates == offered.sum()
-    scores = np.where(offered, -1.0, np.nan)
-    masked = whole.masked(scores)
-    assert masked is not scores
-    np.testing.assert_array_equal(masked, np.where(offered, -1.0, -np.inf))
-    ties = offered.nonzero()[0]
-    assert CLOSE[whole.least(ties)] == cut.rank_ids[cut.least(np.arange(len(cut)))]
+    mask = np.arange(len(CLOSE)) % 3 == 0
+    facts = mask, EVERYBODY, ANY, view.columns, view.flags, -1
+    scores = np.where(mask, -1.0, np.nan)
+    scores[3] = -0.5
+    assert winner(scores, EVERYBODY, *facts) == 3
+    some = mask.nonzero()[0]
+    assert some[winner(scores[some], some, *facts)] == 3
+    scores[6] = np.nan
+    assert winner(scores, EVERYBODY, *facts) == NO_NUMBER
+    mask[:] = False
+    assert winner(scores, EVERYBODY, *facts) == NONE
 
 
 def test_of_equal_candidates_a_ready_one_the_chats_own_the_least_loaded_then_the_first():
-    offer, view = an_offer(CLOSE)
-    ties = np.arange(len(CLOSE))
+    view = an_offer(CLOSE)[1]
+    own = 7 - CLOSE[0]
+    equal = np.full(len(CLOSE), -2.0) + 1e-8 * np.arange(len(CLOSE))  # of one microsecond
+    mask = np.ones(len(CLOSE), dtype=np.bool_)
+
+    def first() -> int:
+        return winner(equal, EVERYBODY, mask, EVERYBODY, ANY, view.columns, view.flags, own)
+
     view.load[:] = 5
     view.ready[:] = True
-    assert offer.least(ties) == 7 - CLOSE[0]  # the chat's
-    view.ready[7 - CLOSE[0]] = False
-    assert offer.least(ties) == 0
+    assert first() == own
+    view.ready[own] = False
+    assert first() == 0
     view.load[4:6] = 4
-    assert offer.least(ties) == 4
+    assert first() == 4
     view.ready[:] = False
     view.ready[8] = True
-    assert offer.least(ties) == 8
+    assert first() == 8
+
+
+def test_a_winner_is_of_the_kind_that_is_asked_for():
+    view = an_offer(CLOSE)[1]
+    kinds = np.arange(len(CLOSE)) % 2
+    mask = np.ones(len(CLOSE), dtype=np.bool_)
+    scores = np.arange(len(CLOSE), dtype=np.float64)
+    found = [
+        winner(scores, EVERYBODY, mask, kinds, kind, view.columns, view.flags, -1)
+        for kind in (0, 1, 2, ANY)
+    ]
+    assert found == [8, 9, NONE, 9]
+
+
+def test_the_best_are_told_in_order_the_chosen_one_first():
+    scores = np.array([3.0, np.nan, 5.0, 4.0, -np.inf, 9.0])
+    mask = np.array([True, False, True, True, True, False])
+    told = np.zeros(4, dtype=np.int64)
+    count = ranking(scores, EVERYBODY, mask, 3, told)
+    assert told[:count].tolist() == [3, 2, 0, 4]
+    few = np.array([0, 3])
+    count = ranking(scores[few], few, mask, 0, told)
+    assert told[:count].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("rows", [CLOSE, SCATTERED], ids=["consecutive", "scattered"])
+@pytest.mark.parametrize("holds", [False, True])
+def test_candidates_and_contenders_are_those_of_the_formulas(rows: np.ndarray, holds: bool):
+    """Beside whole columns, which say the same in words of numpy."""
+    random = Random(11)
+    pruned = 0
+    for _ in range(200):
+        ranks = loaded_ranks(random)
+        quiet = random.sample(range(NUM), random.randrange(NUM))
+        ranks.reported[:5, quiet] = 0
+        ranks.busy_until[quiet] = 0
+        view = ranks.view(Rows(rows, ranks.classes[rows]), NOW, LEAD_S)
+        blocks = np.array([random.choice([0, 0, 4, 20, 40]) for _ in range(NUM)], dtype=np.float64)
+        view.match(blocks, 16, 320)
+        allowed = view.open & np.array([random.random() < 0.9 for _ in rows])
+        own = random.randrange(-1, len(rows))
+        whole = random.choice([100, 3000, 9000])
+        num_ready, num, count = candidates(
+            view.columns,
+            view.flags,
+            view.matched,
+            allowed,
+            whole,
+            holds,
+            True,
+            own,
+            view.mask,
+            view.few,
+        )
+        matched = np.minimum(blocks[rows] * 16, 320)
+        fits = allowed & (view.room >= whole - matched)
+        mask = fits & (view.offered if holds else view.ready)
+        np.testing.assert_array_equal(view.mask, mask)
+        assert (num_ready, num) == ((fits & view.ready).sum(), mask.sum())
+        idle = mask & view.idle
+        if not idle.any():
+            assert count == NONE
+            continue
+        pruned += 1
+        best = int(np.where(idle, matched, -1).argmax())
+        contends = mask & (matched > matched[best])
+        contends[best] = True
+        contends[own] |= own >= 0 and mask[own]
+        assert view.few[:count].tolist() == contends.nonzero()[0].tolist()
+    assert pruned > 50

@@ -1,0 +1,204 @@
+"""What a rank has to do, from its last report and what was granted since: the formulas.
+
+Kernels over the rank table [capacity, NUM_COLUMNS] (core/master/columns). Seconds, tokens.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from rtp.core.kernels import kernel
+from rtp.core.master.columns import (
+    BUDGET,
+    BUSY_UNTIL,
+    CHARGED_REQUESTS,
+    CHARGED_TOKENS,
+    CONTEXT,
+    DECODE_ROWS,
+    HELD,
+    HELD_S,
+    KV_FREE,
+    KV_TOTAL,
+    MOST_REQUESTS,
+    NEXT_NUMBER,
+    NUM_REPORTED,
+    NUM_UNSEEN,
+    PARKED,
+    PREFILL,
+    REFUSED,
+    REPORTED_AT,
+    RESERVED,
+    RUNNING,
+    SEEN_UPTO,
+    STEP_AGE_US,
+    UPTO,
+    WAITING,
+)
+from rtp.core.types import BoolArray, FloatArray, IntArray
+
+MASK_BITS = 64
+MOST_HELD = 3
+"""Requests that may wait for one busy rank. One costs tail latency, many make a herd."""
+US = 1e-6
+
+VIEW = (
+    *("busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows", "context_tokens"),
+    *("kv_free", "kv_total", "room", "load", "best_room", "reported_at"),
+)
+"""Columns of a View; what they mean stands there."""
+BUSY_S, WAIT_S, PREFILL_TOKENS, NUM_REQUESTS, ROWS, CONTEXT_TOKENS = range(6)
+FREE, TOTAL, ROOM, LOAD, BEST_ROOM, HEARD_AT = range(6, len(VIEW))
+FLAGS = ("open", "numbered", "ready", "idle", "offered")
+OPEN, NUMBERED, READY, IDLE, OFFERED = range(len(FLAGS))
+
+
+@kernel("f8(f8[:, ::1], f8[:, ::1], i8, i8)")
+def work_s(table: FloatArray, profiles: FloatArray, row: int, hardware: int) -> float:
+    """Seconds until the prefill work of a rank ends: tokens left over tokens per second, in chunks
+    of what the step budget leaves beside the decode rows, less what the step in flight has run
+    already. profiles: [classes, 6]."""
+    rank = table[row]
+    tokens = rank[PREFILL] + rank[CHARGED_TOKENS]
+    if tokens <= 0.0:
+        return 0.0
+    batch = rank[DECODE_ROWS]
+    chunk = max(min(tokens, rank[BUDGET] - batch), 1.0)
+    a, b, c, d, e, f = profiles[hardware]
+    step_s = a + chunk * (b + c * (0.5 * chunk))
+    if batch > 0.0:
+        step_s += d + e * batch + f * rank[CONTEXT]
+    return float(tokens / chunk * step_s - min(US * rank[STEP_AGE_US], step_s))
+
+
+@kernel("b1(f8[:, ::1], i8[::1])")
+def any_unseen(table: FloatArray, rows: IntArray) -> bool:
+    """Whether one of these ranks was given a grant that no report has seen."""
+    num = 0.0
+    for row in rows:
+        num += table[row, NUM_UNSEEN]
+    return num > 0.0
+
+
+@kernel("void(f8[:, ::1], i8[::1], f8[:, ::1], i8[::1], Array(i8, 2, 'C', readonly=True), f8)")
+def take_in(
+    table: FloatArray,
+    classes: IntArray,
+    profiles: FloatArray,
+    rows: IntArray,
+    told: IntArray,
+    now: float,
+) -> None:
+    """A Status, and anew when each rank's prefill work ends. told: [ranks, STATUS_COLUMNS] of the
+    ranks in `rows`; classes: [capacity]."""
+    for rank in range(rows.shape[0]):
+        row = rows[rank]
+        for column in range(NUM_REPORTED):
+            table[row, column] = told[rank, column]
+        table[row, SEEN_UPTO] = told[rank, UPTO]
+        table[row, REFUSED] = 0.0
+        table[row, REPORTED_AT] = now
+        table[row, BUSY_UNTIL] = now + work_s(table, profiles, row, classes[row])
+
+
+@kernel("b1(f8[:, ::1], i8, i8, f8, f8, f8, f8)")
+def charge(
+    table: FloatArray,
+    row: int,
+    number: int,
+    tokens: float,
+    reserved: float,
+    prefill_s: float,
+    now: float,
+) -> bool:
+    """A grant's load. number: the rank's next one, negative where it is none of the rank's. False,
+    and nothing is charged, where it is out of order."""
+    rank = table[row]
+    if number >= 0:
+        if number != rank[NEXT_NUMBER]:
+            return False
+        rank[NEXT_NUMBER] += 1.0
+        rank[NUM_UNSEEN] += 1.0
+    rank[CHARGED_TOKENS] += tokens
+    rank[CHARGED_REQUESTS] += 1.0
+    rank[RESERVED] += reserved
+    rank[BUSY_UNTIL] = max(rank[BUSY_UNTIL], now) + prefill_s
+    return True
+
+
+@kernel("void(f8[:, ::1], i8, i8, f8, f8, f8[:, ::1], b1[:, ::1])")
+def look_at(
+    table: FloatArray,
+    row: int,
+    at: int,
+    now: float,
+    lead_s: float,
+    columns: FloatArray,
+    flags: BoolArray,
+) -> None:
+    """One rank of a View. columns: [VIEW, R], flags: [FLAGS, R]; at: its place there."""
+    rank = table[row]
+    busy_s = max(rank[BUSY_UNTIL] - now, 0.0)
+    wait_s = busy_s + rank[HELD_S]
+    prefill = rank[PREFILL] + rank[CHARGED_TOKENS]
+    requests = rank[RUNNING] + rank[WAITING] + rank[CHARGED_REQUESTS]
+    expected = prefill + rank[RESERVED]
+    room = rank[KV_FREE] - expected if requests != 0.0 else inf
+    load = expected + rank[CONTEXT]
+    is_open = requests - rank[PARKED] < rank[MOST_REQUESTS] and rank[REFUSED] == 0.0
+    numbered = rank[NEXT_NUMBER] - rank[SEEN_UPTO] <= MASK_BITS
+    ready = is_open and numbered and busy_s < lead_s
+    columns[BUSY_S, at] = busy_s
+    columns[WAIT_S, at] = wait_s
+    columns[PREFILL_TOKENS, at] = prefill
+    columns[NUM_REQUESTS, at] = requests
+    columns[ROWS, at] = rank[DECODE_ROWS]
+    columns[CONTEXT_TOKENS, at] = rank[CONTEXT]
+    columns[FREE, at] = rank[KV_FREE]
+    columns[TOTAL, at] = rank[KV_TOTAL]
+    columns[ROOM, at] = room
+    columns[LOAD, at] = load
+    columns[BEST_ROOM, at] = room if ready else -inf
+    columns[HEARD_AT, at] = rank[REPORTED_AT]
+    flags[OPEN, at] = is_open
+    flags[NUMBERED, at] = numbered
+    flags[READY, at] = ready
+    flags[IDLE, at] = ready and wait_s == 0.0 and requests == 0.0 and load == 0.0
+    flags[OFFERED, at] = ready or (is_open and rank[HELD] < MOST_HELD)
+
+
+@kernel("void(f8[:, ::1], i8[::1], f8, f8, f8[:, ::1], b1[:, ::1])")
+def survey(
+    table: FloatArray,
+    rows: IntArray,
+    now: float,
+    lead_s: float,
+    columns: FloatArray,
+    flags: BoolArray,
+) -> None:
+    """All ranks of a View: look_at() each."""
+    for at in range(rows.shape[0]):
+        look_at(table, rows[at], at, now, lead_s, columns, flags)
+
+
+@kernel("f8(f8[:, ::1], i8[::1], f8, f8)")
+def next_end_s(table: FloatArray, rows: IntArray, now: float, lead_s: float) -> float:
+    """Seconds until the first rank is through of those whose prefill work lasts for the lead or
+    longer; infinite where there is none."""
+    first = inf
+    for row in rows:
+        busy_s = table[row, BUSY_UNTIL] - now
+        if lead_s <= busy_s < first:
+            first = busy_s
+    return first
+
+
+@kernel("i8(f8[:, ::1], i8[::1], f8, f8, i8[::1])")
+def wanted(table: FloatArray, rows: IntArray, now: float, lead_s: float, found: IntArray) -> int:
+    """Ranks with less prefill work than the lead for which requests are held. Writes their rows to
+    `found` [R], returns how many."""
+    count = 0
+    for row in rows:
+        if table[row, HELD] > 0.0 and table[row, BUSY_UNTIL] - now < lead_s:
+            found[count] = row
+            count += 1
+    return count
