@@ -189,7 +189,7 @@ def next_end_s(table: FloatArray, rows: IntArray, now: float, lead_s: float) -> 
         busy_s = table[row, BUSY_UNTIL] - now
         if lead_s <= busy_s < first:
             first = busy_s
-    return first
+    return float(first)
 
 
 @kernel("i8(f8[:, ::1], i8[::1], f8, f8, i8[::1])")
