@@ -24,6 +24,8 @@ from rtp.core.messages import Fence, Grant, Register, WorkerLost
 from rtp.core.types import FrontendId, IntArray, WorkerId
 
 MOST_MODELS = 256
+MOST_OWED = 16
+"""Numbers a worker is not told of yet: a rank gets no grants while 64 are not counted."""
 SAMPLES_PER_MEAN = 32
 """The model's mean prediction follows its ranks' at this pace."""
 
@@ -207,14 +209,22 @@ class Fleet:
 
     def fence(self, grant: Grant) -> list[Command]:
         """A tombstone for an attempt on a worker where it must not run; its number counts."""
-        fence = Fence(grant.request_id, grant.attempt, grant.rank, grant.number)
         member = self.members.current(grant.worker_id, grant.epoch)
         if member is None:
             return []
         if not member.linked:
-            member.owed_fences.append(fence)
+            member.owed_fences.append(_fence(grant))
             return []
-        return [Send(member.worker_id, fence)]
+        return [Send(member.worker_id, _fence(grant))]
+
+    def count(self, grant: Grant) -> list[Command]:
+        """Has a worker count the number of an attempt that nobody will submit to it. There is no
+        hurry: several are told at once, with the next Poll at the latest."""
+        member = self.members.current(grant.worker_id, grant.epoch)
+        if member is None:
+            return []
+        member.owed_fences.append(_fence(grant))
+        return member.settle_fences() if len(member.owed_fences) >= MOST_OWED else []
 
     def remove(self, member: Member, state: MemberState, reason: str, now: float) -> list[Command]:
         """This life is over: its bookings and keys go, its frontends are told."""
@@ -243,3 +253,7 @@ class Fleet:
         pool = self.pools.get(member.register.model)
         if pool is not None:
             pool.refresh(self._ranks)
+
+
+def _fence(grant: Grant) -> Fence:
+    return Fence(grant.request_id, grant.attempt, grant.rank, grant.number)

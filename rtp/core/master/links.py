@@ -45,8 +45,7 @@ class Links:
         member.num_dials = 0
         self._fleet.refresh(member)
         self._members.arm(member)
-        fences, member.owed_fences = member.owed_fences, []
-        return [*(Send(worker_id, fence) for fence in fences), self.poll(member)]
+        return self.poll(member)
 
     def link_down(self, worker_id: WorkerId, epoch: int, now: float) -> list[Command]:
         """Dials again soon. A link that was up has 3 s to come back, a new worker 10 s."""
@@ -106,14 +105,13 @@ class Links:
             out.append(Note("worker.hung" if status.hung else "worker.recovered", member.facts()))
         return out
 
-    def poll(self, member: Member) -> Command:
-        """The standing request for reports, with what was received."""
-        return Send(
-            member.worker_id,
-            Poll(
-                self._term, self.status_period_s, DELTA_PERIOD_S, member.acked_seq, member.version
-            ),
+    def poll(self, member: Member) -> list[Command]:
+        """The standing request for reports, with what was received, behind the fences it owes."""
+        worker_id = member.worker_id
+        poll = Poll(
+            self._term, self.status_period_s, DELTA_PERIOD_S, member.acked_seq, member.version
         )
+        return [*member.settle_fences(), Send(worker_id, poll)]
 
     def check(self, now: float) -> list[Command]:
         """Whatever silence or a pause between dials has brought by now."""

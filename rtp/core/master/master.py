@@ -266,7 +266,7 @@ class Master:
         out += self.links.status(member, status, table, now)
         out += self._progress.news(member, status.first_tokens, status.finished, now)
         self._progress.parked(member, status.parked)
-        return [*out, self.links.poll(member)]
+        return out + self.links.poll(member)
 
     def _now(self, message: Now, now: float) -> list[Command]:
         member = self._current(message)
@@ -284,14 +284,14 @@ class Master:
         out = self.links.heard(member, now) + self._views.delta(member, delta, now)
         if member.version == delta.to_version:
             return out  # the Poll that answers the next Status confirms it
-        return [*out, self.links.poll(member)]
+        return out + self.links.poll(member)
 
     def _snapshot(self, snapshot: Snapshot, now: float) -> list[Command]:
         member = self._current(snapshot)
         if member is None:
             return []
         out = self.links.heard(member, now) + self._views.snapshot(member, snapshot, now)
-        return [*out, self.links.poll(member)]
+        return out + self.links.poll(member)
 
     def _current(self, message: Status | Now | Delta | Snapshot) -> Member | None:
         """The sender, if it is linked and this is its present life."""

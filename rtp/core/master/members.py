@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from rtp.core.commands import Command, Dial
+from rtp.core.commands import Command, Dial, Send
 from rtp.core.master.booking import Booking
 from rtp.core.master.predictor import HardwareClass
 from rtp.core.messages import Fence, GroupCost, Register
@@ -105,7 +105,7 @@ class Member:
     parked: dict[RequestId, Booking] = field(default_factory=dict)
     """Requests that wait for slow readers, as last told."""
     owed_fences: list[Fence] = field(default_factory=list)
-    """To be sent when the link is back."""
+    """To be sent with the next Poll."""
 
     @property
     def worker_id(self) -> WorkerId:
@@ -151,6 +151,13 @@ class Member:
     def dial_early(self) -> list[Command]:
         """It says itself that it is there: no need to sit out the pause between dials."""
         return [] if self.next_dial == inf else [self.dial()]
+
+    def settle_fences(self) -> list[Command]:
+        """Those it owes, where there is a link."""
+        if not self.owed_fences or not self.linked:
+            return []
+        fences, self.owed_fences = self.owed_fences, []
+        return [Send(self.worker_id, fence) for fence in fences]
 
     @property
     def mute_at(self) -> float:

@@ -160,7 +160,10 @@ class Progress:
             computed = max(computed, end.prompt_tokens - end.cached_tokens)
         used = computed + generated if ran else 0
         self._ledger.release(booking, now, done=done or handed, used=used)
-        return [] if booking.decode is None else self._fleet.fence(booking.decode.grant)
+        if booking.decode is None:
+            return []
+        grant = booking.decode.grant
+        return self._fleet.count(grant) if done else self._fleet.fence(grant)
 
     def _pool(self, booking: Booking) -> Pool:
         return self._fleet.pools[booking.model]

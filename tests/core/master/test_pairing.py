@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from rtp.core.commands import Send
 from rtp.core.events import From
+from rtp.core.master.fleet import MOST_OWED
 from rtp.core.master.master import LEASE_MARGIN_S, LEASE_S
 from rtp.core.messages import Fence, Finished, Grant, Now, Place, WorkerLost
 from rtp.core.policy import Candidates, Predict, Query
@@ -452,12 +453,16 @@ def fenced(fleet: Fleet, name: str, fence: Fence) -> None:
 
 @pytest.mark.parametrize("reason", ["done", "cancelled", "failed", "rejected"])
 def test_a_request_that_ends_where_it_began_frees_its_reservation(reason):
-    """Its number on the decode rank is fenced, or no Status could count past it."""
+    """Its number on the decode rank is fenced, or no Status could count past it: at once, or where
+    no choice can have gone on there, with the next Poll."""
     fleet = split(1)
     grant = granted(fleet)
     see(fleet, grant)
     end = Finished(grant.request_id, 1, reason, 100, 0, 1)
     out = fleet.report(fleet.workers["p"], finished=(end,))
+    if reason == "done":
+        assert not fleet.sent(Fence, out)
+        out = fleet.report(fleet.workers["d0"])
     assert Fence(grant.request_id, 1, 0, 0) in fleet.sent(Fence, out)
     assert_settled(fleet)
 
@@ -508,3 +513,21 @@ def test_lengths_are_learned_from_whole_answers():
         fleet.wait(0.02)
     model = fleet.master.overview(fleet.now)["models"]["m"]
     assert model["expected_output_tokens"] == pytest.approx(40, abs=1)
+
+
+def test_many_numbers_that_nobody_follows_are_told_together_before_the_rank_runs_out_of_them():
+    fleet = split(1)
+    fences = []
+    for _ in range(100):
+        grant = granted(fleet)
+        see(fleet, grant)
+        end = Finished(grant.request_id, 1, "done", 100, 0, 1)
+        found = fleet.sent(Fence, fleet.report(fleet.workers["p"], finished=(end,)))
+        assert len(found) in (0, MOST_OWED)
+        for fence in found:
+            fenced(fleet, "d0", fence)
+        fences += found
+        if found:
+            fleet.report(fleet.workers["d0"])
+    assert [fence.number for fence in fences] == list(range(len(fences)))
+    assert len(fences) == 100 // MOST_OWED * MOST_OWED
