@@ -19,6 +19,7 @@ from rtp.io.clock import LoopTimes
 from rtp.io.metrics_facts import Facts, WithAliases
 from rtp.io.metrics_master import Overview
 from rtp.io.recent import Recent
+from rtp.io.tally import Tally
 
 CODES = frozenset(
     {
@@ -122,7 +123,7 @@ class Metrics:
         self.success = self._counter(
             "rtp_request_success", "Choices finished, by reason", "model_name", "finished_reason"
         )
-        self._requests = self._counter(
+        self._requests = self._tally(
             "rtp_requests",
             "Requests, by how they ended; 499 is a client that left",
             "route",
@@ -132,13 +133,10 @@ class Metrics:
         self._refusals = self._counter(
             "rtp_refusals", "Requests that ended in an error object", "code"
         )
-        self._events = self._counter("rtp_events", "What the scheduling cores noted", "event")
+        self._events = self._tally("rtp_events", "What the scheduling cores noted", "event")
         self.bodies_too_large = self._counter(
             "rtp_bodies_too_large", "Requests over the body limit (413)"
         )
-        self._counted: dict[tuple[str, str, int], Counter] = {}
-        """Looked up once: a label costs more than its count."""
-        self._seen_events: dict[str, Counter] = {}
         self._models: dict[str, ModelMetrics] = {}
         self._facts = Facts()
         self.registry.register(self._facts)
@@ -153,11 +151,7 @@ class Metrics:
     def request(self, route: str, outcome: str, status: int, *, generates: bool) -> None:
         """A request ended. route: one of our own. outcome: ok, failed, refused or disconnected.
         generates: people want to see its rate."""
-        key = (route, outcome, status)
-        counter = self._counted.get(key)
-        if counter is None:
-            counter = self._counted[key] = self._requests.labels(route, outcome, str(status))
-        counter.inc()
+        self._requests.add(route, outcome, status)
         if generates:
             self.recent.request(ok=outcome == "ok")
 
@@ -168,12 +162,9 @@ class Metrics:
     def note(self, event: str, fields: Mapping[str, object] | None = None) -> None:
         """Counts a core's Note by its name; its fields are for the log, too free for labels."""
         del fields
-        counter = self._seen_events.get(event)
-        if counter is None:
-            if len(self._seen_events) >= MAX_EVENTS:
-                event = "other"
-            counter = self._seen_events[event] = self._events.labels(event)
-        counter.inc()
+        counts = self._events.counts
+        known = (event,) in counts or len(counts) < MAX_EVENTS
+        self._events.add(event if known else "other")
 
     def watch(
         self,
@@ -200,6 +191,11 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
+
+    def _tally(self, name: str, text: str, *labels: str) -> Tally:
+        tally = Tally(name, text, *labels)
+        self.registry.register(tally)
+        return tally
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, ("model_name",), buckets=buckets, registry=self.registry)

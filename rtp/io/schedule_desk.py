@@ -9,6 +9,7 @@ from rtp.core.messages import Ask, AskMessage, Cancel, Done, Grant, Refuse, Rene
 from rtp.core.types import FrontendId, RequestId
 
 Answer = Callable[[Grant | Refuse], None]
+ANSWERS = (Grant, Refuse)
 
 
 class Desk:
@@ -40,7 +41,7 @@ class Desk:
 
     def from_master(self, message: AskMessage) -> None:
         """A grant nobody waits for any more goes back; those of a lost worker are gone with it."""
-        if not isinstance(message, Grant | Refuse):
+        if not isinstance(message, ANSWERS):
             return
         attempt, answer = self._waiting.get(message.request_id, (0, None))
         if answer is not None and attempt == message.attempt:

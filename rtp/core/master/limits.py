@@ -30,16 +30,17 @@ class Limits:
     ) -> Refuse | None:
         """uncached, need: prompt tokens to compute; these and the expected output, which is what
         its tenant is charged. service_s: predicted for its prefill."""
-        gates, standing = self._gates, pool.window.shares.find(ask.tenant)
-        if not gates.limits:
-            return None
-        terms = self._tenants.terms(ask.tenant)
+        gates, terms = self._gates, self._tenants.terms(ask.tenant)
+        ttft_limit_s = gates.ttft_limit_s(ask)
+        unbounded = ttft_limit_s == inf and terms.tokens_per_s is None
+        if not gates.limits or (unbounded and not pool.window.num_waiting):
+            return None  # no queue is full while nobody waits
+        standing = pool.window.shares.find(ask.tenant)
         num_waiting = standing.num_waiting if standing else 0
         crowded = terms.max_waiting is not None and num_waiting >= terms.max_waiting
         gate = self._excess(pool, uncached)
         if gate and self._under_share(ask, pool, uncached, standing):
             gate = ""
-        ttft_limit_s = gates.ttft_limit_s(ask)
         wait_s = self._tenants.shortfall_s(ask.tenant, need, now)
         if not (crowded or gate or wait_s or ttft_limit_s < inf):
             return None  # nearly always, and no array was touched

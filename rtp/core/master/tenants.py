@@ -197,12 +197,13 @@ class Tenants:
 
 def _level(account: Account, now: float) -> float:
     terms = account.terms
-    if terms.rate == inf:
+    if terms.tokens_per_s is None:
         return inf
     return min(terms.burst, account.level + (now - account.filled_at) * terms.rate)
 
 
 def _take(account: Account, tokens: float, now: float) -> None:
-    """Negative tokens go back; never more than the burst."""
-    account.level = min(account.terms.burst, _level(account, now) - tokens)
+    """Negative tokens go back; never more than the burst. Without a rate there is no bucket."""
+    if account.terms.tokens_per_s is not None:
+        account.level = min(account.terms.burst, _level(account, now) - tokens)
     account.filled_at = now
