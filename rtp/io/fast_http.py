@@ -122,11 +122,15 @@ class FastHttp(asyncio.Protocol):
             call.on_gone()
 
     def data_received(self, data: bytes) -> None:
+        free = self._call is None and not self._write_blocked
+        if free and not self._size:
+            self._parse(data)
+            return
         self._parts.append(data)
         self._size += len(data)
-        if self._call is None and not self._write_blocked:
+        if free:
             if self._size >= self._want:
-                self._parse()
+                self._parse(self._taken())
         elif self._size > MOST_AHEAD and not self._read_paused:
             self._read_paused = True
             self._transport.pause_reading()
@@ -177,15 +181,15 @@ class FastHttp(asyncio.Protocol):
             self._read_paused = False
             self._transport.resume_reading()
         if self._size:
-            self._parse()
+            self._parse(self._taken())
 
-    def _parse(self) -> None:
-        """Takes requests from what has arrived until one is under way or incomplete."""
+    def _parse(self, data: bytes) -> None:
+        """Takes requests from what has arrived until one is under way or incomplete, and keeps the
+        rest."""
         self._parsing = True
-        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         at = 0
-        while at < len(data) and self._call is None and not self._closing:
-            if self._write_blocked:
+        while at < len(data) and self._call is None:
+            if self._write_blocked or self._closing:
                 break
             used = self._one(data, at)
             if used < 0:
@@ -195,7 +199,8 @@ class FastHttp(asyncio.Protocol):
             if not used:
                 break
             at += used
-        self._keep(data[at:] if at else data)
+        if at < len(data):
+            self._keep(data[at:])
         self._parsing = False
 
     def _one(self, data: bytes, at: int) -> int:
@@ -224,8 +229,13 @@ class FastHttp(asyncio.Protocol):
         return stop - at
 
     def _keep(self, rest: bytes) -> None:
-        self._parts = [rest] if rest else []
-        self._size = len(rest)
+        self._parts, self._size = [rest], len(rest)
+
+    def _taken(self) -> bytes:
+        """What was kept, and no longer is."""
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts, self._size = [], 0
+        return data
 
     def _hand_over(self) -> None:
         """The connection is aiohttp's from here on."""

@@ -222,16 +222,17 @@ class OutputLengths:
 
     def __init__(self, capacity: int = 1024) -> None:
         self._capacity = capacity
-        self._all = (self.START_TOKENS, 0)
-        self._tenants: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._all = (self.START_TOKENS, 0, round(self.START_TOKENS))
+        self._tenants: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
+        """Mean, samples, and the mean as a whole number of at least 1."""
 
     @property
     def mean(self) -> float:
         return self._all[0]
 
     def expected(self, tenant: str, max_tokens: int) -> int:
-        mean, _ = self._tenants.get(tenant, self._all)
-        return max(1, min(round(mean), max_tokens))
+        _, _, tokens = self._tenants.get(tenant, self._all)
+        return tokens if tokens <= max_tokens else max(1, max_tokens)
 
     def observe(self, tenant: str, tokens: float) -> None:
         own = self._tenants.pop(tenant, self._all)
@@ -240,7 +241,7 @@ class OutputLengths:
         if len(self._tenants) > self._capacity:
             self._tenants.popitem(last=False)
 
-    def _moved(self, state: tuple[float, int], tokens: float) -> tuple[float, int]:
-        mean, count = state
-        weight = max(self.WEIGHT, 1.0 / (count + 2))
-        return mean + weight * (tokens - mean), count + 1
+    def _moved(self, state: tuple[float, int, int], tokens: float) -> tuple[float, int, int]:
+        mean, count, _ = state
+        mean += max(self.WEIGHT, 1.0 / (count + 2)) * (tokens - mean)
+        return mean, count + 1, max(1, round(mean))
