@@ -13,9 +13,12 @@ now = time.monotonic
 
 SAMPLE_S = 0.05
 BUSY_SAMPLES = 10
-COLLECT_S, COLLECT_BY_S = 0.25, 2.0
-"""Young collections: in a quiet moment, and without one. Each looks at what lives, some 5 ms of a
-busy Master's time, however long ago the last one was."""
+COLLECT_S, COLLECT_BY_S = 0.25, 10.0
+"""Young collections: in a quiet moment, and without one. Each looks at what lives, 5 ms for what
+thousands of requests keep, so that a loop that is busy does without while its objects go as they
+come."""
+MOST_GROWN = 20_000
+"""Objects more than after the last collection for which a busy loop collects all the same."""
 FULL_S, FULL_BY_S = 30.0, 600.0
 QUIET_TURNS, IDLE_TURNS = 20, 2
 """Turns of a sample period up to which a moment counts as quiet, as idle."""
@@ -54,9 +57,9 @@ class LoopWatch:
 
     A full collection over a large prefix map stops the loop for tens of milliseconds. What exists
     once serving starts is therefore frozen and the automatic collector is off. Young objects are
-    collected in a quiet moment, or after COLLECT_BY_S without one; all unfrozen ones, so that
-    cycles that lived a little longer do not pile up, when nothing happens at all, or after
-    FULL_BY_S.
+    collected in a quiet moment, or after COLLECT_BY_S or MOST_GROWN of them without one; all
+    unfrozen ones, so that cycles that lived a little longer do not pile up, when nothing happens at
+    all, or after FULL_BY_S.
     """
 
     def __init__(
@@ -113,7 +116,10 @@ class LoopWatch:
         if full > (FULL_S if turns <= IDLE_TURNS else FULL_BY_S):
             gc.collect()
             self._cleaned_at = start
-        elif young > (COLLECT_S if turns <= QUIET_TURNS else COLLECT_BY_S):
+        elif (
+            young > (COLLECT_S if turns <= QUIET_TURNS else COLLECT_BY_S)
+            or gc.get_count()[0] > MOST_GROWN
+        ):
             gc.collect(1)
         else:
             return

@@ -90,7 +90,6 @@ class Fleet:
     def learned(self, member: Member) -> None:
         """Its hardware class saw a sample: every rank of the class predicts anew."""
         hardware = member.hardware
-        self._ranks.learned(hardware)
         pool = self.pools.get(member.register.model)
         if pool is not None and hardware.num_samples % SAMPLES_PER_MEAN == 0:
             pool.learn(self._ranks)
@@ -188,10 +187,9 @@ class Fleet:
             self._classes = {k: v for k, v in self._classes.items() if len(v.rows)}
             used = {other.index for other in self._classes.values()}
             free = next(i for i in itertools.count() if i not in used)
-            self._classes[key] = HardwareClass(register.profile, free)
+            self._classes[key] = HardwareClass(register.profile, free, self._ranks.profiles[free])
         hardware = self._classes[key]
         hardware.offer(register.profile)
-        self._ranks.learned(hardware)
         return hardware
 
     # ------------------------------------------------------------ loss

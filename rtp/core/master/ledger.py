@@ -154,6 +154,7 @@ class Ledger:
         self._ranks.release(booking)
         if booking.decode is not None:
             self._ranks.release(booking.decode)
+            booking.decode.prefill = None  # else only a collector would find the two
         del self._bookings[booking.grant.request_id]
         if booking.external:
             self.external.drop(booking)

@@ -15,7 +15,7 @@ from rtp.core.master.roles import decodes, paired, pairs_of
 from rtp.core.master.shares import Shares
 from rtp.core.master.view import View
 from rtp.core.master.window import Waiting, Window
-from rtp.core.types import IntArray, RequestId, Role, WorkerId
+from rtp.core.types import FloatArray, IntArray, RequestId, Role, WorkerId
 
 LEAST_LEAD_S = 0.005
 MOST_LEAD_S = 0.25
@@ -69,7 +69,9 @@ class Pool:
         """How they pair, where there are prefill and decode ranks that can."""
         self.lanes = self.at
         """Those of them that prefills are meant for."""
-        self._all_rows: IntArray = NO_ROWS
+        self._classes: IntArray = NO_ROWS
+        """Hardware classes of all its ranks, and the share of each in them."""
+        self._shares: FloatArray = np.zeros(0)
         self.alive = False
         """Somebody may serve this model now or in a moment."""
         self.outside = False
@@ -114,7 +116,9 @@ class Pool:
             self.block_size = members[0].register.block_size
             self.max_model_len = max(m.register.max_model_len for m in whole)
             self.kv_total = float(max(max(m.register.kv_total) for m in whole))
-            self._all_rows = np.concatenate([m.rows for m in members])
+            classes = ranks.classes[np.concatenate([m.rows for m in members])]
+            self._classes, counts = np.unique(classes, return_counts=True)
+            self._shares = counts / len(classes)
             self.learn(ranks)
         if self.reserved and self.reserved[0] not in self.rows:
             self.reserved = None
@@ -127,8 +131,7 @@ class Pool:
 
     def learn(self, ranks: Ranks) -> None:
         """Takes in what the predictor learned of its ranks."""
-        profiles = ranks.profiles[ranks.classes[self._all_rows]]
-        self.coefficients = tuple(np.ascontiguousarray(profiles.T).mean(axis=1).tolist())
+        self.coefficients = tuple((self._shares @ ranks.profiles[self._classes]).tolist())
 
     def prefill_s(self, new: int, cached: int) -> float:
         """Of so many new tokens behind so many cached ones, predicted."""

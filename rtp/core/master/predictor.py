@@ -90,8 +90,15 @@ FACTORS, SQUARES, SUMS, FIT_SIZE = 3, 6, 12, 15
 products, the upper half of a symmetric matrix, row by row; three sums."""
 
 
-@kernel("f8(f8[::1], f8, f8, f8, f8)")
-def _learn(state: FloatArray, first: float, second: float, third: float, seconds: float) -> float:
+@kernel("f8(f8[::1], f8[::1], f8, f8, f8, f8)")
+def _learn(
+    state: FloatArray,
+    coefficients: FloatArray,
+    first: float,
+    second: float,
+    third: float,
+    seconds: float,
+) -> float:
     """Takes one sample into a Fit's state: its three terms and the seconds measured. Returns the
     relative error of what was predicted. Solved by elimination: the matrix is positive."""
     factors = state[FACTORS:SQUARES]
@@ -115,8 +122,9 @@ def _learn(state: FloatArray, first: float, second: float, third: float, seconds
     y = (y - e * z) / d
     x = (x - b * y - c * z) / a
     factors[0], factors[1], factors[2] = x, y, z
-    for i in range(3):
+    for i in range(FACTORS):
         factors[i] = max(factors[i], LOWEST_FACTOR)
+        coefficients[i] = state[i] * factors[i]
     return float(error)
 
 
@@ -129,7 +137,9 @@ class Fit:
     samples, and the next change of pace blows it up.
     """
 
-    def __init__(self, start: tuple[float, ...]) -> None:
+    def __init__(self, start: tuple[float, ...], coefficients: FloatArray) -> None:
+        """coefficients: [3], where they are to lie."""
+        self.coefficients = coefficients
         self.num_samples = 0
         self.error = 0.0
         """Moving mean of |actual - predicted| / actual, predicted before the sample was learned."""
@@ -141,11 +151,7 @@ class Fit:
         self._state[:] = 0.0
         self._state[:FACTORS] = np.maximum(start, SMALLEST)
         self._state[FACTORS:SQUARES] = 1.0
-
-    @property
-    def coefficients(self) -> FloatArray:
-        """[3]"""
-        return self._state[:FACTORS] * self._state[FACTORS:SQUARES]
+        self.coefficients[:] = self._state[:FACTORS]
 
     def seconds(self, terms: tuple[float, ...]) -> float:
         return float(self.coefficients @ terms)
@@ -155,7 +161,7 @@ class Fit:
         be one (zero, negative, not finite)."""
         if not 0 < seconds < inf:
             return
-        error = _learn(self._state, first, second, third, seconds)
+        error = _learn(self._state, self.coefficients, first, second, third, seconds)
         weight = ERROR_WEIGHT if self.num_samples else 1.0
         self.error += weight * (error - self.error)
         self.num_samples += 1
@@ -164,13 +170,17 @@ class Fit:
 class HardwareClass:
     """The predictor of all ranks that run one model on one kind of machine."""
 
-    def __init__(self, profile: tuple[float, ...], index: int = 0) -> None:
-        """index: where Ranks keeps its coefficients."""
+    def __init__(
+        self, profile: tuple[float, ...], index: int = 0, coefficients: FloatArray | None = None
+    ) -> None:
+        """coefficients: [6], where they are to lie; index: of those in Ranks.profiles."""
         self.index = index
+        self.coefficients = np.zeros(NUM_COEFFICIENTS) if coefficients is None else coefficients
+        """[6]: a, b, c, d, e, f, all positive, in seconds."""
         self._measured = _usable(profile)
         start = profile if self._measured else DEFAULT_PROFILE
-        self.prefill = Fit(start[:3])
-        self.decode = Fit(start[3:])
+        self.prefill = Fit(start[:3], self.coefficients[:3])
+        self.decode = Fit(start[3:], self.coefficients[3:])
         self.rows: IntArray = np.zeros(0, dtype=np.int64)
         """Rows of the ranks that are predicted by it."""
 
@@ -193,11 +203,6 @@ class HardwareClass:
     @property
     def num_samples(self) -> int:
         return self.prefill.num_samples + self.decode.num_samples
-
-    @property
-    def coefficients(self) -> FloatArray:
-        """[6]: a, b, c, d, e, f, all positive, in seconds."""
-        return np.concatenate([self.prefill.coefficients, self.decode.coefficients])
 
     def observe_prefill(self, new: int, cached: int, seconds: float) -> None:
         self.prefill.observe(1.0, new, new * (cached + 0.5 * new), seconds)

@@ -42,7 +42,7 @@ from rtp.core.master.columns import (
     Rows,
 )
 from rtp.core.master.load import MASK_BITS, MOST_HELD
-from rtp.core.master.predictor import NUM_COEFFICIENTS, HardwareClass
+from rtp.core.master.predictor import NUM_COEFFICIENTS
 from rtp.core.master.view import View
 from rtp.core.types import FloatArray, IntArray
 
@@ -74,8 +74,9 @@ class Ranks:
         columns[REPORTED_AT] = -np.inf
         self.classes = np.zeros(capacity, dtype=np.int64)
         """Hardware class of each row, an index into `profiles`."""
-        self._profiles = np.zeros((capacity + 1, NUM_COEFFICIENTS))
-        self._learned: dict[int, HardwareClass] = {}
+        self.profiles = np.zeros((capacity + 1, NUM_COEFFICIENTS))
+        """What the predictor knows of each hardware class, which writes it itself; never more
+        classes than ranks, and a new one."""
         self.groups: dict[int, IntArray] = {}
         """Of each row whose rank steps together with others: all of them."""
         self._open: list[dict[int, Booking]] = [{} for _ in range(capacity)]
@@ -221,20 +222,6 @@ class Ranks:
         self.held_s[row] = self.held_s[row] - seconds if self.held[row] else 0.0
 
     # ------------------------------------------------------------ columns
-
-    @property
-    def profiles(self) -> FloatArray:
-        """[classes, 6]: what the predictor knows of each hardware class; never more classes than
-        ranks, and a new one."""
-        for index, hardware in self._learned.items():
-            self._profiles[index] = hardware.coefficients
-        self._learned.clear()
-        return self._profiles
-
-    def learned(self, hardware: HardwareClass) -> None:
-        """Its coefficients are not as they were. They are asked for when somebody reads: samples
-        come more often."""
-        self._learned[hardware.index] = hardware
 
     def view(self, at: Rows, now: float, lead_s: float) -> View:
         """What these ranks look like now."""
