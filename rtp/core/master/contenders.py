@@ -13,7 +13,7 @@ from math import inf, isfinite, isnan, nan
 import numpy as np
 
 from rtp.core.kernels import kernel
-from rtp.core.master.load import BEST_ROOM, IDLE, LOAD, OFFERED, READY, ROOM
+from rtp.core.master.load import IDLE, LOAD, OFFERED, READY, ROOM
 from rtp.core.types import BoolArray, FloatArray, IntArray
 
 ROUND_DIGITS = 6
@@ -35,13 +35,16 @@ def matched_tokens(
         matched[i] = min(device[rows[i]] * block_size, most)
 
 
-@kernel("f8(f8[:, ::1], i8)")
-def most_room(columns: FloatArray, but: int) -> float:
-    """Tokens that a request may need on the ready rank with the most room, one left out."""
+@kernel("f8(f8[:, ::1], b1[:, ::1], i8)")
+def most_room(columns: FloatArray, flags: BoolArray, but: int) -> float:
+    """Tokens that a request may need on the ready rank with the most room, one left out; minus
+    infinity where none is ready."""
     most = -inf
     for i in range(columns.shape[1]):
-        if columns[BEST_ROOM, i] > most and i != but:
-            most = columns[BEST_ROOM, i]
+        if flags[READY, i] and columns[ROOM, i] > most and i != but:
+            most = columns[ROOM, i]
+            if most == inf:
+                break
     return float(most)
 
 

@@ -43,13 +43,13 @@ US = 1e-6
 
 VIEW = (
     *("busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows", "context_tokens"),
-    *("kv_free", "kv_total", "room", "load", "best_room", "reported_at"),
+    *("kv_free", "kv_total", "room", "load", "reported_at", "ends_at", "held_s"),
 )
 """Columns of a View; what they mean stands there."""
 BUSY_S, WAIT_S, PREFILL_TOKENS, NUM_REQUESTS, ROWS, CONTEXT_TOKENS = range(6)
-FREE, TOTAL, ROOM, LOAD, BEST_ROOM, HEARD_AT = range(6, len(VIEW))
-FLAGS = ("open", "numbered", "ready", "idle", "offered")
-OPEN, NUMBERED, READY, IDLE, OFFERED = range(len(FLAGS))
+FREE, TOTAL, ROOM, LOAD, HEARD_AT, ENDS_AT, BEHIND_S = range(6, len(VIEW))
+FLAGS = ("open", "numbered", "empty", "takes_held", "ready", "idle", "offered")
+OPEN, NUMBERED, EMPTY, TAKES_HELD, READY, IDLE, OFFERED = range(len(FLAGS))
 
 
 @kernel("f8(f8[:, ::1], f8[:, ::1], i8, i8)")
@@ -79,9 +79,12 @@ def any_unseen(table: FloatArray, rows: IntArray) -> bool:
     return num > 0.0
 
 
-@kernel("void(f8[:, ::1], i8[::1], f8[:, ::1], i8[::1], Array(i8, 2, 'C', readonly=True), f8)")
+@kernel(
+    "void(f8[:, ::1], b1[::1], i8[::1], f8[:, ::1], i8[::1], Array(i8, 2, 'C', readonly=True), f8)"
+)
 def take_in(
     table: FloatArray,
+    stale: BoolArray,
     classes: IntArray,
     profiles: FloatArray,
     rows: IntArray,
@@ -89,9 +92,10 @@ def take_in(
     now: float,
 ) -> None:
     """A Status, and anew when each rank's prefill work ends. told: [ranks, STATUS_COLUMNS] of the
-    ranks in `rows`; classes: [capacity]."""
+    ranks in `rows`; stale, classes: [capacity]."""
     for rank in range(rows.shape[0]):
         row = rows[rank]
+        stale[row] = True
         for column in range(NUM_REPORTED):
             table[row, column] = told[rank, column]
         table[row, SEEN_UPTO] = told[rank, UPTO]
@@ -125,59 +129,64 @@ def charge(
     return True
 
 
-@kernel("void(f8[:, ::1], i8, i8, f8, f8, f8[:, ::1], b1[:, ::1])")
-def look_at(
-    table: FloatArray,
-    row: int,
-    at: int,
-    now: float,
-    lead_s: float,
-    columns: FloatArray,
-    flags: BoolArray,
-) -> None:
-    """One rank of a View. columns: [VIEW, R], flags: [FLAGS, R]; at: its place there."""
+@kernel("void(f8[:, ::1], i8, i8, f8[:, ::1], b1[:, ::1])")
+def look_at(table: FloatArray, row: int, at: int, columns: FloatArray, flags: BoolArray) -> None:
+    """What a View has of one rank, but for what time changes. columns: [VIEW, R], flags:
+    [FLAGS, R]; at: its place there."""
     rank = table[row]
-    busy_s = max(rank[BUSY_UNTIL] - now, 0.0)
-    wait_s = busy_s + rank[HELD_S]
     prefill = rank[PREFILL] + rank[CHARGED_TOKENS]
     requests = rank[RUNNING] + rank[WAITING] + rank[CHARGED_REQUESTS]
     expected = prefill + rank[RESERVED]
-    room = rank[KV_FREE] - expected if requests != 0.0 else inf
     load = expected + rank[CONTEXT]
     is_open = requests - rank[PARKED] < rank[MOST_REQUESTS] and rank[REFUSED] == 0.0
-    numbered = rank[NEXT_NUMBER] - rank[SEEN_UPTO] <= MASK_BITS
-    ready = is_open and numbered and busy_s < lead_s
-    columns[BUSY_S, at] = busy_s
-    columns[WAIT_S, at] = wait_s
     columns[PREFILL_TOKENS, at] = prefill
     columns[NUM_REQUESTS, at] = requests
     columns[ROWS, at] = rank[DECODE_ROWS]
     columns[CONTEXT_TOKENS, at] = rank[CONTEXT]
     columns[FREE, at] = rank[KV_FREE]
     columns[TOTAL, at] = rank[KV_TOTAL]
-    columns[ROOM, at] = room
+    columns[ROOM, at] = rank[KV_FREE] - expected if requests != 0.0 else inf
     columns[LOAD, at] = load
-    columns[BEST_ROOM, at] = room if ready else -inf
     columns[HEARD_AT, at] = rank[REPORTED_AT]
+    columns[ENDS_AT, at] = rank[BUSY_UNTIL]
+    columns[BEHIND_S, at] = rank[HELD_S]
     flags[OPEN, at] = is_open
-    flags[NUMBERED, at] = numbered
+    flags[NUMBERED, at] = rank[NEXT_NUMBER] - rank[SEEN_UPTO] <= MASK_BITS
+    flags[EMPTY, at] = requests == 0.0 and load == 0.0
+    flags[TAKES_HELD, at] = is_open and rank[HELD] < MOST_HELD
+
+
+@kernel("void(i8, f8, f8, f8[:, ::1], b1[:, ::1])")
+def see_time(at: int, now: float, lead_s: float, columns: FloatArray, flags: BoolArray) -> None:
+    """What time changes of one rank."""
+    busy_s = max(columns[ENDS_AT, at] - now, 0.0)
+    wait_s = busy_s + columns[BEHIND_S, at]
+    ready = flags[OPEN, at] and flags[NUMBERED, at] and busy_s < lead_s
+    columns[BUSY_S, at] = busy_s
+    columns[WAIT_S, at] = wait_s
     flags[READY, at] = ready
-    flags[IDLE, at] = ready and wait_s == 0.0 and requests == 0.0 and load == 0.0
-    flags[OFFERED, at] = ready or (is_open and rank[HELD] < MOST_HELD)
+    flags[IDLE, at] = ready and wait_s == 0.0 and flags[EMPTY, at]
+    flags[OFFERED, at] = ready or flags[TAKES_HELD, at]
 
 
-@kernel("void(f8[:, ::1], i8[::1], f8, f8, f8[:, ::1], b1[:, ::1])")
+@kernel("void(f8[:, ::1], b1[::1], i8[::1], f8, f8, f8[:, ::1], b1[:, ::1])")
 def survey(
     table: FloatArray,
+    stale: BoolArray,
     rows: IntArray,
     now: float,
     lead_s: float,
     columns: FloatArray,
     flags: BoolArray,
 ) -> None:
-    """All ranks of a View: look_at() each."""
+    """A View at another time: looks at the ranks that changed since the last one. stale:
+    [capacity]; cleared for these rows."""
     for at in range(rows.shape[0]):
-        look_at(table, rows[at], at, now, lead_s, columns, flags)
+        row = rows[at]
+        if stale[row]:
+            stale[row] = False
+            look_at(table, row, at, columns, flags)
+        see_time(at, now, lead_s, columns, flags)
 
 
 @kernel("f8(f8[:, ::1], i8[::1], f8, f8)")

@@ -196,6 +196,8 @@ class Master:
         pools = self.fleet.pools.values()
         windows = [w for pool in pools for w in [*pool.window, *pool.at_once.values()]]
         assert {id(w) for w in windows} == {id(w) for w in self.intake.waiting.values()}
+        for pool in self.fleet.pools.values():
+            pool.view.check()
         assert self.tenants.num_open == len(windows) + len(self.ledger)
         assert sum(p.window.num_held for p in pools) == self.ranks.held.sum()
 

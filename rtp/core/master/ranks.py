@@ -58,6 +58,8 @@ class Ranks:
         self.capacity = capacity
         self.table: FloatArray = np.zeros((capacity, NUM_COLUMNS))
         """Reported and own facts of each rank (core/master/columns)."""
+        self.stale = np.ones(capacity, dtype=np.bool_)
+        """Rows that changed since a View read them. Whoever writes to the table says so here."""
         columns = self.table.T
         self.reported = columns[:NUM_REPORTED]
         self.charged_tokens = columns[CHARGED_TOKENS]
@@ -102,6 +104,7 @@ class Ranks:
         self.table[rows, MOST_REQUESTS] = most
         self.table[rows, REFUSED] = 0
         self.table[rows, REPORTED_AT] = -np.inf
+        self.stale[rows] = True
         return rows
 
     def join(self, rows: IntArray) -> None:
@@ -139,6 +142,7 @@ class Ranks:
         if not booking.external:
             self._unseen[row][number] = booking
         self._open[row][number] = booking
+        self.stale[row] = True
         if self.groups:
             self._busy_together(row)
 
@@ -154,6 +158,7 @@ class Ranks:
             self._less_busy(row, booking.prefill_s)
         self.park(booking, False)
         self.reserved_tokens[row] -= booking.reserved_tokens
+        self.stale[row] = True
 
     def external_number(self) -> int:
         """For a grant that nobody submits: below 0, so that no rank waits for it to be seen."""
@@ -166,6 +171,7 @@ class Ranks:
         row, tokens = booking.row, booking.new_tokens
         self.charged_tokens[row] -= tokens
         self.reserved_tokens[row] += tokens
+        self.stale[row] = True
         booking.reserved_tokens += tokens
         if early:
             self._less_busy(row, booking.prefill_s)
@@ -178,6 +184,7 @@ class Ranks:
             sign = 1 if parked else -1
             self.parked_requests[booking.row] += sign
             self.reserved_tokens[booking.row] -= sign * booking.reserved_tokens
+            self.stale[booking.row] = True
 
     def report(self, rows: IntArray, told: IntArray, now: float) -> None:
         """A worker's Status: rows [R] of its ranks, told [R, len(STATUS_COLUMNS)].
@@ -189,13 +196,14 @@ class Ranks:
             for rank, row in enumerate(rows.tolist()):
                 if self._unseen[row]:
                     self._see(row, told.item(rank, UPTO), told.item(rank, MASK))
-        load.take_in(self.table, self.classes, self.profiles, rows, told, now)
+        load.take_in(self.table, self.stale, self.classes, self.profiles, rows, told, now)
         if self.groups:
             self._busy_together(rows.item(0))
 
     def refuse(self, row: int) -> None:
         """The rank rejected a grant: it gets none before its next report."""
         self.table[row, REFUSED] = 1
+        self.stale[row] = True
 
     def resume_numbers(self, rows: IntArray, table: IntArray) -> list[tuple[int, int]]:
         """Numbers go on behind those another Master gave this life of the worker.
@@ -210,16 +218,19 @@ class Ranks:
             top = mask.bit_length()
             gaps += [(rank, upto + 1 + i) for i in range(top) if not mask >> i & 1]
             self.next_number[row] = max(self.next_number[row], upto + 1 + top)
+        self.stale[rows] = True
         return gaps
 
     def hold(self, row: int, seconds: float) -> None:
         """A waiting request wants this rank once it is free."""
         self.held[row] += 1
         self.held_s[row] += seconds
+        self.stale[row] = True
 
     def let_go(self, row: int, seconds: float) -> None:
         self.held[row] -= 1
         self.held_s[row] = self.held_s[row] - seconds if self.held[row] else 0.0
+        self.stale[row] = True
 
     # ------------------------------------------------------------ columns
 
@@ -261,6 +272,7 @@ class Ranks:
         group = self.groups.get(row)
         if group is not None:
             self.busy_until[group] = self.busy_until[group].max()
+            self.stale[group] = True
 
     def _see(self, row: int, upto: int, mask: int) -> None:
         """A report has seen these numbers."""

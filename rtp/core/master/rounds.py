@@ -131,7 +131,7 @@ class Rounds:
             row, waiting = pool.reserved
             index = view.where(row)
             if index >= 0:
-                if view.best_room.item(index) >= pool.window.need(waiting):
+                if view.ready.item(index) and view.room.item(index) >= pool.window.need(waiting):
                     return waiting
                 room = view.most_room_but(index)
         if pool.pairs is not None and room > -inf:  # a prompt has room, but has what follows?
