@@ -31,9 +31,9 @@ LOOK_S = 60.0
 TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 REQUEST_LINE = re.compile(rb"([A-Z]+) (/[!-~]*) HTTP/1\.1")
 HEADER_LINES = re.compile(rb"(?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+")
-ELSEWHERE = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade")
+ELSEWHERE = ("transfer-encoding", "content-encoding", "expect", "upgrade")
 """Headers whose meaning is left to aiohttp."""
-JSON_TYPE = b"application/json"
+JSON_TYPE = "application/json"
 STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
     for status in HTTPStatus
@@ -48,8 +48,8 @@ Find = Callable[[bytes, bytes], Handler | None]
 class Head(NamedTuple):
     """What the header lines of a request say."""
 
-    headers: Mapping[bytes, bytes]
-    """Names in lower case."""
+    headers: Mapping[str, str]
+    """Names in lower case; what is no UTF-8 is replaced."""
     length: int
     """Bytes of the body."""
     closes: bool
@@ -269,19 +269,19 @@ def _head(lines: bytes) -> Head | None:
     again and again, but for the length."""
     if HEADER_LINES.fullmatch(lines) is None:
         return None
-    headers: dict[bytes, bytes] = {}
-    for line in lines.split(b"\r\n")[:-1]:
-        name, _, value = line.partition(b":")
+    headers: dict[str, str] = {}
+    for line in lines.decode("utf-8", "replace").split("\r\n")[:-1]:
+        name, _, value = line.partition(":")
         name = name.lower()
         if name in headers or name in ELSEWHERE:
             return None
-        headers[name] = value.strip(b" \t")
-    length = headers.get(b"content-length", b"0")
-    kind = headers.get(b"content-type", JSON_TYPE)
-    plain = length.isdigit() and len(length) < 10 and kind.partition(b";")[0].strip() == JSON_TYPE
-    if not plain:
+        headers[name] = value.strip(" \t")
+    length = headers.get("content-length", "0")
+    kind = headers.get("content-type", JSON_TYPE)
+    counted = length.isascii() and length.isdigit() and len(length) < 10
+    if not counted or kind.partition(";")[0].strip() != JSON_TYPE:
         return None
-    return Head(headers, int(length), b"close" in headers.get(b"connection", b"").lower())
+    return Head(headers, int(length), "close" in headers.get("connection", "").lower())
 
 
 def _nothing() -> None:

@@ -199,7 +199,7 @@ class Schedule:
     def _at_once(self, call: Call, route: str, act: Callable[[str, bytes, str], bytes]) -> None:
         request_id = _parts(call.target)[0].decode()
         try:
-            tenant = self._keys.tenant_of(_text(call, b"authorization"))
+            tenant = self._keys.tenant_of(call.headers.get("authorization", ""))
             body = act(request_id, call.body, tenant)
         except Exception as error:
             self._fail(call, route, error)
@@ -207,16 +207,12 @@ class Schedule:
             self._answer(call, route, body, request_id)
 
     def _caller(self, call: Call) -> Caller:
-        headers = call.headers
-        timeout = headers.get(b"x-request-timeout")
+        header = call.headers.get
+        timeout = header("x-request-timeout")
         return Caller(
-            tenant=self._keys.tenant_of(_text(call, b"authorization")),
-            chat_id=_text(call, b"x-session-id"),
-            timeout_s=(
-                None
-                if timeout is None
-                else seconds("X-Request-Timeout", timeout.decode("utf-8", "replace"))
-            ),
+            self._keys.tenant_of(header("authorization", "")),
+            header("x-session-id", ""),
+            None if timeout is None else seconds("X-Request-Timeout", timeout),
         )
 
     def _answer(self, call: Call, route: str, body: bytes, request_id: str) -> None:
@@ -435,13 +431,8 @@ def _parts(target: bytes) -> tuple[bytes, bytes, bytes]:
     return target[len(BELOW) :].partition(b"/")
 
 
-def _text(call: Call, name: bytes) -> str:
-    given = call.headers.get(name)
-    return "" if given is None else given.decode("utf-8", "replace")
-
-
 def _echo(call: Call, own: str) -> str:
-    given = _text(call, b"x-request-id")
+    given = call.headers.get("x-request-id")
     return given if given and usable_id(given) else own
 
 

@@ -151,7 +151,7 @@ class Metrics:
     def request(self, route: str, outcome: str, status: int, *, generates: bool) -> None:
         """A request ended. route: one of our own. outcome: ok, failed, refused or disconnected.
         generates: people want to see its rate."""
-        self._requests.add(route, outcome, status)
+        self._requests.counts[route, outcome, status] += 1
         if generates:
             self.recent.request(ok=outcome == "ok")
 
@@ -164,7 +164,7 @@ class Metrics:
         del fields
         counts = self._events.counts
         known = (event,) in counts or len(counts) < MAX_EVENTS
-        self._events.add(event if known else "other")
+        counts[event if known else "other",] += 1
 
     def watch(
         self,

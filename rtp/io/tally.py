@@ -3,6 +3,7 @@ addition, all else waits for the scrape."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -14,11 +15,7 @@ class Tally(Collector):
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
         self._name, self._text, self._labels = name, text, labels
-        self.counts: dict[tuple[str | int, ...], int] = {}
-
-    def add(self, *values: str | int) -> None:
-        """values: of the labels, in their order."""
-        self.counts[values] = self.counts.get(values, 0) + 1
+        self.counts: defaultdict[tuple[str | int, ...], int] = defaultdict(int)
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
