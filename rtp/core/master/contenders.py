@@ -13,7 +13,7 @@ from math import inf, isfinite, isnan, nan
 import numpy as np
 
 from rtp.core.kernels import kernel
-from rtp.core.master.load import IDLE, LOAD, OFFERED, READY, ROOM
+from rtp.core.master.load import IDLE, LOAD, OFFERED, READY, ROOM, WAIT_S
 from rtp.core.types import BoolArray, FloatArray, IntArray
 
 ROUND_DIGITS = 6
@@ -24,6 +24,8 @@ SMALLEST_PART = 1e-15
 """Scores that differ by more than one of these, the second times their size, never round alike."""
 ANY = -1
 NONE, NO_NUMBER = -1, -2
+NUM_TOLD = 5
+"""Numbers that tell() writes of a rank."""
 
 
 @kernel("void(Array(f8, 1, 'C', readonly=True), i8[::1], f8, f8, f8[::1])")
@@ -174,4 +176,40 @@ def ranking(scores: FloatArray, at: IntArray, mask: BoolArray, first: int, told:
             break
         told[count] = best
         count += 1
+    return count
+
+
+@kernel(
+    "i8(Array(f8, 1, 'C', readonly=True), i8[::1], b1[::1], i8[::1], f8[:, ::1], f8[::1],"
+    " Array(f8, 2, 'C', readonly=True), f8, i8, i8[::1], f8[:, ::1])"
+)
+def tell(
+    scores: FloatArray,
+    at: IntArray,
+    mask: BoolArray,
+    rows: IntArray,
+    columns: FloatArray,
+    matched: FloatArray,
+    coefficients: FloatArray,
+    num_tokens: float,
+    first: int,
+    order: IntArray,
+    told: FloatArray,
+) -> int:
+    """Writes row, score, matched tokens, wait and predicted prefill of the best, as ranking() puts
+    them in order, to `told` [n, NUM_TOLD]; returns how many.
+
+    rows, matched: [R]; columns: [VIEW, R]; coefficients: [6, R] or [6, 1], all of the View.
+    num_tokens: of the prompt. order: [n], room for their order.
+    """
+    count = ranking(scores, at, mask, first, order)
+    for n in range(count):
+        index = order[n]
+        i = at[index] if at.shape[0] else index
+        k = i if coefficients.shape[1] > 1 else 0
+        a, b, c = coefficients[0, k], coefficients[1, k], coefficients[2, k]
+        cached = matched[i]
+        new = num_tokens - cached
+        told[n, 0], told[n, 1], told[n, 2] = rows[i], scores[index], cached
+        told[n, 3], told[n, 4] = columns[WAIT_S, i], a + new * (b + c * (cached + 0.5 * new))
     return count

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from rtp.core.master.contenders import ANY, NO_NUMBER, candidates, ranking, winner
+from rtp.core.master.contenders import ANY, NO_NUMBER, NUM_TOLD, candidates, tell, winner
 from rtp.core.master.matches import Matches
 from rtp.core.master.offer import EVERYBODY, Offer
 from rtp.core.master.pairing import Need, Pairs, Partner
@@ -68,12 +68,19 @@ class Reasons(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     at: float
-    best: tuple[Reason, ...]
+    places: tuple[tuple[WorkerId, int], ...]
+    told: bytes
+    """Their rows and numbers, as tell() writes them: made readable when somebody asks."""
     num_candidates: int
     fallback: str
     partner: Partner | None = None
     decode_place: tuple[WorkerId, int] | None = None
     """Where it goes on, if elsewhere, and why there."""
+
+    @property
+    def best(self) -> list[Reason]:
+        numbers = np.frombuffer(self.told).reshape(-1, NUM_TOLD)[:, 1:].tolist()
+        return [Reason(place, *row) for place, row in zip(self.places, numbers, strict=True)]
 
 
 class Placement:
@@ -94,7 +101,8 @@ class Placement:
         self._matches = matches
         self._kept = kept
         self._reasons: OrderedDict[RequestId, Reasons] = OrderedDict()
-        self._told: IntArray = np.zeros(TOLD, dtype=np.int64)
+        self._order: IntArray = np.zeros(TOLD, dtype=np.int64)
+        self._told: FloatArray = np.zeros((TOLD, NUM_TOLD))
         self.num_decisions = 0
         self.num_looks = 0
         self.num_fallbacks = 0
@@ -192,24 +200,32 @@ class Placement:
             if way != PREFILL:
                 partner = None
         place = offer.place(best)
-        hold = not view.ready.item(place)
-        cached = offer.matched_tokens.item(best)
+        count = tell(
+            scores,
+            at,
+            view.mask,
+            view.rows,
+            view.columns,
+            view.matched,
+            view.coefficients,
+            ask.num_tokens,
+            best,
+            self._order,
+            self._told,
+        )
+        row, _, cached, wait_s, prefill_s = self._told[0].tolist()
         choice = Choice(
-            row=view.rows.item(place),
-            hold=hold,
+            row=int(row),
+            hold=not view.ready.item(place),
             matched_tokens=int(cached),
             new_tokens=ask.num_tokens - int(cached),
-            prefill_s=predict.prefill_of(best, ask.num_tokens - cached, cached),
-            wait_s=view.wait_s.item(place),
+            prefill_s=prefill_s,
+            wait_s=wait_s,
             failure=fallback if fallback != known else "",
             partner=partner,
         )
-        if not hold:
-            count = ranking(scores, at, view.mask, best, self._told)
-            told = self._told[:count].tolist()
-            self._keep(
-                ask, view, offer, predict, scores, told, num_candidates, fallback, partner, now
-            )
+        if not choice.hold:
+            self._keep(ask, self._told[:count], num_candidates, fallback, partner, now)
         return choice
 
     def reasons(self, request_id: RequestId) -> Reasons | None:
@@ -255,29 +271,21 @@ class Placement:
     def _keep(
         self,
         ask: Ask,
-        view: View,
-        offer: Offer,
-        predict: RankPredict,
-        scores: FloatArray,
-        told: list[int],
+        told: FloatArray,
         num_candidates: int,
         fallback: str,
         partner: Partner | None,
         now: float,
     ) -> None:
-        """Remembers the numbers of the best."""
-        top = []
-        for index in told:
-            cached, at = offer.matched_tokens.item(index), offer.place(index)
-            prefill_s = predict.prefill_of(index, ask.num_tokens - cached, cached)
-            place = self._place_of(view.rows.item(at))
-            top.append(Reason(place, scores.item(index), cached, view.wait_s.item(at), prefill_s))
+        """Remembers the best, and their numbers as tell() writes them."""
+        places = [self._place_of(int(row)) for row in told[:, 0].tolist()]
         self._reasons.pop(ask.request_id, None)
         decode_place = None if partner is None else self._place_of(partner.row)
         self._reasons[ask.request_id] = Reasons(
             number=self.num_decisions,
             at=now,
-            best=tuple(top),
+            places=tuple(places),
+            told=told.tobytes(),
             num_candidates=num_candidates,
             fallback=fallback,
             partner=partner,
