@@ -22,6 +22,9 @@ MOST_GROWN = 20_000
 FULL_S, FULL_BY_S = 30.0, 600.0
 QUIET_TURNS, IDLE_TURNS = 20, 2
 """Turns of a sample period up to which a moment counts as quiet, as idle."""
+QUIET_S = 0.02
+"""CPU of those turns up to which it does: the turns of a loop with too much to do are few and long.
+"""
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class LoopWatch:
         self._measured = (now(), time.thread_time())
         self._loop = asyncio.get_running_loop()
         self._turns_seen = 0
+        self._cpu_seen_s = 0.0
         self._settled = False
         self._collected_at = self._cleaned_at = now()
         self._due = now() + SAMPLE_S
@@ -111,15 +115,13 @@ class LoopWatch:
     def _maybe_collect(self) -> None:
         start = now()
         turns = self._times.turns - self._turns_seen  # since the last sample
-        self._turns_seen = self._times.turns
+        quiet = turns <= QUIET_TURNS and self._times.cpu_s - self._cpu_seen_s <= QUIET_S
+        self._turns_seen, self._cpu_seen_s = self._times.turns, self._times.cpu_s
         young, full = start - self._collected_at, start - self._cleaned_at
         if full > (FULL_S if turns <= IDLE_TURNS else FULL_BY_S):
             gc.collect()
             self._cleaned_at = start
-        elif (
-            young > (COLLECT_S if turns <= QUIET_TURNS else COLLECT_BY_S)
-            or gc.get_count()[0] > MOST_GROWN
-        ):
+        elif young > (COLLECT_S if quiet else COLLECT_BY_S) or gc.get_count()[0] > MOST_GROWN:
             gc.collect(1)
         else:
             return

@@ -77,6 +77,37 @@ async def test_after_settling_garbage_goes_in_quiet_moments(time: Time):
     assert gc.isenabled()
 
 
+async def test_a_loop_whose_turns_are_few_and_long_is_not_quiet(time: Time):
+    times = LoopTimes()
+    watch = LoopWatch(times)
+    watch.settle()
+    try:
+        knot = weakref.ref(Knot())
+        time.now += clock.COLLECT_S * 1.1
+        times.turn(clock.QUIET_S * 1.1)
+        watch._maybe_collect()
+        assert knot() is not None
+        watch._maybe_collect()
+        assert knot() is None
+    finally:
+        watch.close()
+
+
+async def test_a_busy_loop_collects_what_has_grown_in_number(time: Time):
+    times = LoopTimes()
+    watch = LoopWatch(times)
+    watch.settle()
+    try:
+        knots = [Knot() for _ in range(clock.MOST_GROWN + 1)]
+        knot = weakref.ref(Knot())
+        times.turn(clock.QUIET_S * 1.1)
+        watch._maybe_collect()
+        assert knot() is None
+        assert len(knots) == clock.MOST_GROWN + 1
+    finally:
+        watch.close()
+
+
 async def test_older_garbage_goes_when_nothing_happens(time: Time):
     times = LoopTimes()
     watch = LoopWatch(times)

@@ -89,10 +89,10 @@ class Fleet:
 
     def learned(self, member: Member) -> None:
         """Its hardware class saw a sample: every rank of the class predicts anew."""
-        hardware = member.hardware
-        pool = self.pools.get(member.register.model)
-        if pool is not None and hardware.num_samples % SAMPLES_PER_MEAN == 0:
-            pool.learn(self._ranks)
+        if member.hardware.num_samples % SAMPLES_PER_MEAN == 0:
+            pool = self.pools.get(member.register.model)
+            if pool is not None:
+                pool.learn(self._ranks)
 
     def changed(self, member: Member) -> None:
         """Its load is not as it was: what waits may be placed now."""

@@ -274,8 +274,8 @@ class Master:
         member = self._current(message)
         if member is None:
             return []
-        self._progress.refused(member, message.finished)
-        out = self._progress.news(member, message.first_tokens, message.finished, now)
+        firsts, ends = message.first_tokens, message.finished
+        out = self._progress.news(member, firsts, ends, now, early=True)
         self.fleet.changed(member)
         return out + self.links.heard(member, now)
 

@@ -117,7 +117,7 @@ class Member:
 
     @property
     def linked(self) -> bool:
-        return self.state in (MemberState.LINKED, MemberState.LIVE, MemberState.SUSPECT)
+        return self.state in (MemberState.LIVE, MemberState.LINKED, MemberState.SUSPECT)
 
     @property
     def outside(self) -> bool:

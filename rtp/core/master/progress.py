@@ -53,7 +53,11 @@ class Progress:
         first_tokens: Iterable[FirstToken],
         finished: Iterable[Finished],
         now: float,
+        *,
+        early: bool = False,
     ) -> list[Command]:
+        """early: told before the Status that shows the ranks as they are with it. A rank that
+        rejects gets nothing until that Status shows what it can take (W07)."""
         out: list[Command] = []
         for first in first_tokens:
             booking = self._booking(member, first)
@@ -63,17 +67,10 @@ class Progress:
         for end in finished:
             booking = self._booking(member, end)
             if booking is not None:
+                if early and end.reason == "rejected":
+                    self._ranks.refuse(booking.row)
                 out += self._finished(member, booking, end, now)
         return out
-
-    def refused(self, member: Member, finished: Iterable[Finished]) -> None:
-        """Ends told before their Status: a rank that rejects gets nothing until that Status shows
-        what it can take (W07)."""
-        for end in finished:
-            if end.reason == "rejected":
-                booking = self._booking(member, end)
-                if booking is not None:
-                    self._ranks.refuse(booking.row)
 
     def parked(self, member: Member, request_ids: Sequence[RequestId]) -> None:
         """Which of its requests wait for slow readers now. A grant not seen is another attempt."""
