@@ -129,6 +129,20 @@ def charge(
     return True
 
 
+@kernel("void(f8[:, ::1], i8, b1, f8, f8, f8)")
+def give_back(
+    table: FloatArray, row: int, numbered: bool, tokens: float, reserved: float, busy_s: float
+) -> None:
+    """Load of a grant that is charged no more. numbered: it was given a number of the rank."""
+    rank = table[row]
+    if numbered:
+        rank[NUM_UNSEEN] -= 1.0
+    rank[CHARGED_TOKENS] -= tokens
+    rank[CHARGED_REQUESTS] -= 1.0
+    rank[RESERVED] -= reserved
+    rank[BUSY_UNTIL] -= busy_s
+
+
 @kernel("void(f8[:, ::1], i8, i8, f8[:, ::1], b1[:, ::1])")
 def look_at(table: FloatArray, row: int, at: int, columns: FloatArray, flags: BoolArray) -> None:
     """What a View has of one rank, but for what time changes. columns: [VIEW, R], flags:

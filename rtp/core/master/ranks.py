@@ -153,11 +153,11 @@ class Ranks:
         booking.open = False
         row = booking.row
         del self._open[row][booking.grant.number]
-        if not booking.seen:
-            self._uncharge(booking)
-            self._less_busy(row, booking.prefill_s)
         self.park(booking, False)
-        self.reserved_tokens[row] -= booking.reserved_tokens
+        if booking.seen:
+            self.reserved_tokens[row] -= booking.reserved_tokens
+        else:
+            self._uncharge(booking, booking.reserved_tokens, self._less_busy_s(booking))
         self.stale[row] = True
 
     def external_number(self) -> int:
@@ -174,7 +174,7 @@ class Ranks:
         self.stale[row] = True
         booking.reserved_tokens += tokens
         if early:
-            self._less_busy(row, booking.prefill_s)
+            self.busy_until[row] -= self._less_busy_s(booking)
         booking.new_tokens, booking.prefill_s = 0, 0.0
 
     def park(self, booking: Booking, parked: bool) -> None:
@@ -262,11 +262,10 @@ class Ranks:
             return self.profiles[at.hardware, :, None]
         return np.ascontiguousarray(self.profiles[self.classes[at.array]].T)
 
-    def _less_busy(self, row: int, seconds: float) -> None:
-        """Work that was charged will not be done. In a group other ranks' may last as long: the
-        next report tells."""
-        if row not in self.groups:
-            self.busy_until[row] -= seconds
+    def _less_busy_s(self, booking: Booking) -> float:
+        """Seconds of work that was charged and will not be done. In a group other ranks' may last
+        as long: the next report tells."""
+        return 0.0 if booking.row in self.groups else booking.prefill_s
 
     def _busy_together(self, row: int) -> None:
         group = self.groups.get(row)
@@ -283,19 +282,15 @@ class Ranks:
             if number <= upto or (number - upto <= MASK_BITS and mask >> number - upto - 1 & 1)
         ]:
             booking.seen = True
-            self._uncharge(booking)
-
-    def _uncharge(self, booking: Booking) -> None:
-        row = booking.row
-        if not booking.external:
-            del self._unseen[row][booking.grant.number]
-            self.table[row, NUM_UNSEEN] -= 1
-        self.charged_tokens[row] -= booking.new_tokens
-        self.charged_requests[row] -= 1
-        if booking.coming_tokens:
-            self.reserved_tokens[row] -= booking.coming_tokens
+            self._uncharge(booking, booking.coming_tokens, 0.0)
             booking.reserved_tokens -= booking.coming_tokens
             booking.coming_tokens = 0
+
+    def _uncharge(self, booking: Booking, reserved_tokens: int, busy_s: float) -> None:
+        row, numbered = booking.row, not booking.external
+        if numbered:
+            del self._unseen[row][booking.grant.number]
+        load.give_back(self.table, row, numbered, booking.new_tokens, reserved_tokens, busy_s)
 
     # ------------------------------------------------------------ for tests and chaos runs
 
