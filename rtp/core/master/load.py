@@ -43,11 +43,11 @@ US = 1e-6
 
 VIEW = (
     *("busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows", "context_tokens"),
-    *("kv_free", "kv_total", "room", "load", "reported_at", "ends_at", "held_s"),
+    *("kv_free", "kv_total", "room", "load", "reported_at", "ends_at", "held_s", "num_held"),
 )
 """Columns of a View; what they mean stands there."""
 BUSY_S, WAIT_S, PREFILL_TOKENS, NUM_REQUESTS, ROWS, CONTEXT_TOKENS = range(6)
-FREE, TOTAL, ROOM, LOAD, HEARD_AT, ENDS_AT, BEHIND_S = range(6, len(VIEW))
+FREE, TOTAL, ROOM, LOAD, HEARD_AT, ENDS_AT, BEHIND_S, NUM_HELD = range(6, len(VIEW))
 FLAGS = ("open", "numbered", "empty", "takes_held", "ready", "idle", "offered")
 OPEN, NUMBERED, EMPTY, TAKES_HELD, READY, IDLE, OFFERED = range(len(FLAGS))
 
@@ -164,6 +164,7 @@ def look_at(table: FloatArray, row: int, at: int, columns: FloatArray, flags: Bo
     columns[HEARD_AT, at] = rank[REPORTED_AT]
     columns[ENDS_AT, at] = rank[BUSY_UNTIL]
     columns[BEHIND_S, at] = rank[HELD_S]
+    columns[NUM_HELD, at] = rank[HELD]
     flags[OPEN, at] = is_open
     flags[NUMBERED, at] = rank[NEXT_NUMBER] - rank[SEEN_UPTO] <= MASK_BITS
     flags[EMPTY, at] = requests == 0.0 and load == 0.0
@@ -203,25 +204,25 @@ def survey(
         see_time(at, now, lead_s, columns, flags)
 
 
-@kernel("f8(f8[:, ::1], i8[::1], f8, f8)")
-def next_end_s(table: FloatArray, rows: IntArray, now: float, lead_s: float) -> float:
+@kernel("f8(f8[:, ::1], f8, f8)")
+def next_end_s(columns: FloatArray, now: float, lead_s: float) -> float:
     """Seconds until the first rank is through of those whose prefill work lasts for the lead or
     longer; infinite where there is none."""
     first = inf
-    for row in rows:
-        busy_s = table[row, BUSY_UNTIL] - now
+    for at in range(columns.shape[1]):
+        busy_s = columns[ENDS_AT, at] - now
         if lead_s <= busy_s < first:
             first = busy_s
     return float(first)
 
 
-@kernel("i8(f8[:, ::1], i8[::1], f8, f8, i8[::1])")
-def wanted(table: FloatArray, rows: IntArray, now: float, lead_s: float, found: IntArray) -> int:
-    """Ranks with less prefill work than the lead for which requests are held. Writes their rows to
-    `found` [R], returns how many."""
+@kernel("i8(f8[:, ::1], f8, i8[::1])")
+def wanted(columns: FloatArray, lead_s: float, found: IntArray) -> int:
+    """Ranks with less prefill work than the lead for which requests are held. Writes where they
+    stand to `found` [R], returns how many."""
     count = 0
-    for row in rows:
-        if table[row, HELD] > 0.0 and table[row, BUSY_UNTIL] - now < lead_s:
-            found[count] = row
+    for at in range(columns.shape[1]):
+        if columns[NUM_HELD, at] > 0.0 and columns[BUSY_S, at] < lead_s:
+            found[count] = at
             count += 1
     return count

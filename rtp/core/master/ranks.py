@@ -244,18 +244,6 @@ class Ranks:
         """[R] seconds until the prefill work of each ends; negative where it has."""
         return at.of(self.busy_until) - now
 
-    def next_end_s(self, at: Rows, now: float, lead_s: float) -> float:
-        """Seconds until the prefill work of a busy rank, one with more of it than the lead, ends;
-        infinite where none is busy."""
-        return load.next_end_s(self.table, at.array, now, lead_s)
-
-    def wanted(self, at: Rows, now: float, lead_s: float) -> list[int]:
-        """Rows with less work than the lead for which requests are held."""
-        found = np.empty(len(at), dtype=np.int64)
-        count = load.wanted(self.table, at.array, now, lead_s, found)
-        rows: list[int] = found[:count].tolist()
-        return rows
-
     def coefficients(self, at: Rows) -> FloatArray:
         """[6, R] of the predictor; [6, 1] where all ranks are of one hardware class."""
         if at.hardware != MIXED:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from rtp.core.master.load import MOST_HELD
 from rtp.core.master.pool import Pool
 from rtp.core.master.ranks import Ranks
+from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
 from rtp.core.types import RequestId
 
@@ -24,11 +25,11 @@ class Returns:
         self._competing: dict[RequestId, tuple[int, list[Waiting]]] = {}
         """Who competes: for which rank, and who comes after it."""
 
-    def begin(self, pool: Pool, now: float) -> None:
+    def begin(self, pool: Pool, view: View, now: float) -> None:
         window = pool.window
         if not window.num_held:
             return
-        for row in self._ranks.wanted(pool.at, now, pool.lead.seconds):
+        for row in view.wanted():
             held = window.held_on(row)
             if row in self._ranks.groups:
                 for waiting in held:
@@ -37,6 +38,7 @@ class Returns:
                 for waiting in held:
                     self._ranks.let_go(row, waiting.held_s)
                 self._compete(pool, row, held, now)
+            view.reread(row)
 
     def placed(self, pool: Pool, waiting: Waiting, now: float) -> int | None:
         """It was looked at. Returns the rank it competed for if its charges have changed."""

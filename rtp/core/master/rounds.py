@@ -71,15 +71,13 @@ class Rounds:
             return out
         for held in window.held_too_long(now):
             pool.let_go(held, self._ranks)
-        self._returns.begin(pool, now)
-        view: View | None = None
+        view = pool.view
+        view.begin(now, pool.lead.seconds)
+        self._returns.begin(pool, view, now)
         most = self._placement.num_looks + MOST_LOOKS
         while self._placement.num_looks < most:
             if not window.num_open:
                 break
-            if view is None:
-                view = pool.view
-                view.begin(now, pool.lead.seconds)
             waiting = self._next(pool, view, now)
             if waiting is None:
                 pool.num_held_back += pool.pairs is not None and bool(view.ready.any())
@@ -104,7 +102,7 @@ class Rounds:
         window.unskip()
         self._returns.end(pool)
         if pool.next_round == inf:
-            pool.next_round = min(self._next_free(pool, now), window.next_hold)
+            pool.next_round = min(self._next_free(pool, view, now), window.next_hold)
         return out
 
     def _bind_at_once(self, pool: Pool, now: float) -> list[Command]:
@@ -198,13 +196,11 @@ class Rounds:
             room = np.where(fits, view.room, -inf)
             pool.reserved = (int(view.rows[room.argmax()]), waiting)
 
-    def _next_free(self, pool: Pool, now: float) -> float:
+    def _next_free(self, pool: Pool, view: View, now: float) -> float:
         """When the next busy rank comes under the lead."""
-        lead_s = pool.lead.seconds
         if not pool.window.num_waiting:
             return inf
-        busy_s = self._ranks.next_end_s(pool.at, now, lead_s)
-        return now + max(busy_s - lead_s, LEAST_PAUSE_S)
+        return now + max(view.next_end_s - pool.lead.seconds, LEAST_PAUSE_S)
 
     def _start(
         self, pool: Pool, first: Waiting, choice: Choice, view: View, now: float

@@ -14,7 +14,16 @@ import numpy as np
 
 from rtp.core.master.columns import MIXED, NEXT_NUMBER, SEEN_UPTO, Rows
 from rtp.core.master.contenders import matched_tokens, most_room
-from rtp.core.master.load import FLAGS, MASK_BITS, VIEW, look_at, see_time, survey
+from rtp.core.master.load import (
+    FLAGS,
+    MASK_BITS,
+    VIEW,
+    look_at,
+    next_end_s,
+    see_time,
+    survey,
+    wanted,
+)
 from rtp.core.types import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -40,7 +49,8 @@ class View:
     load: FloatArray  # tokens in play, for ties
     reported_at: FloatArray  # when its last Status came
     ends_at: FloatArray  # when its prefill work does
-    held_s: FloatArray  # prefill work of the requests held for it
+    num_held: FloatArray  # requests that wait for it
+    held_s: FloatArray  # their prefill work
     open: BoolArray  # has not just refused a grant, and has a row for a further request
     numbered: BoolArray  # a further grant's number fits the mask of Status
     empty: BoolArray  # nothing runs, waits or lies in pages there
@@ -119,6 +129,18 @@ class View:
 
     def most_room_but(self, index: int) -> float:
         return most_room(self.columns, self.flags, index)
+
+    @property
+    def next_end_s(self) -> float:
+        """Seconds until the prefill work of a busy rank, one with more of it than the lead, ends;
+        infinite where none is busy."""
+        return next_end_s(self.columns, self._now, self._lead_s)
+
+    def wanted(self) -> list[int]:
+        """Rows with less work than the lead for which requests are held."""
+        count = wanted(self.columns, self._lead_s, self.few)
+        rows: list[int] = self.rows.take(self.few[:count]).tolist() if count else []
+        return rows
 
     def expect(self, row: int, tokens: int, choices: int) -> None:
         """A grant is decided on that will reserve so much there: further ones of the same group
