@@ -160,9 +160,10 @@ class Rounds:
             affine_decode_row=affine_decode_row,
         )
         if choice is not None:
-            tokens = choice.new_tokens if choice.partner is None else choice.partner.tokens
-            need = tokens + ask.n * output
-            pool.window.refresh(waiting, choice.new_tokens, choice.prefill_s, need)
+            if choice.hold or choice.row in self._ranks.groups:  # else it waits no longer
+                tokens = choice.new_tokens if choice.partner is None else choice.partner.tokens
+                need = tokens + ask.n * output
+                pool.window.refresh(waiting, choice.new_tokens, choice.prefill_s, need)
         elif pairs is not None and among is None and self._placement.lacked_headroom:
             # What is cached for it may make it fit; when that is not enough, it waits for the rest.
             need = ask.num_tokens + ask.n * output
