@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from rtp.core.types import BoolArray, FloatArray, IntArray
+
+TABLE = (
+    *("matched_tokens", "wait_s", "prefill_tokens", "num_requests", "decode_rows"),
+    *("context_tokens", "kv_free", "kv_total"),
+)
+"""Columns of Candidates.table, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,12 @@ class Candidates:
     kv_free: FloatArray  # tokens
     kv_total: FloatArray  # tokens
     affine: BoolArray  # served this chat before
+
+    @property
+    def table(self) -> FloatArray:
+        """[len(TABLE), R]: these columns as one array, for a policy that is a kernel: an array more
+        costs a call more than a row of it."""
+        return np.array([getattr(self, name) for name in TABLE], dtype=np.float64)
 
 
 class Query(msgspec.Struct, frozen=True, gc=False, kw_only=True):

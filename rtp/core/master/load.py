@@ -34,6 +34,7 @@ from rtp.core.master.columns import (
     UPTO,
     WAITING,
 )
+from rtp.core.policy import TABLE
 from rtp.core.types import BoolArray, FloatArray, IntArray
 
 MASK_BITS = 64
@@ -42,12 +43,12 @@ MOST_HELD = 3
 US = 1e-6
 
 VIEW = (
-    *("busy_s", "wait_s", "prefill_tokens", "num_requests", "decode_rows", "context_tokens"),
-    *("kv_free", "kv_total", "room", "load", "reported_at", "ends_at", "held_s", "num_held"),
+    *TABLE,
+    *("busy_s", "room", "load", "reported_at", "ends_at", "held_s", "num_held"),
 )
 """Columns of a View; what they mean stands there."""
-BUSY_S, WAIT_S, PREFILL_TOKENS, NUM_REQUESTS, ROWS, CONTEXT_TOKENS = range(6)
-FREE, TOTAL, ROOM, LOAD, HEARD_AT, ENDS_AT, BEHIND_S, NUM_HELD = range(6, len(VIEW))
+MATCHED, WAIT_S, PREFILL_TOKENS, NUM_REQUESTS, ROWS, CONTEXT_TOKENS, FREE, TOTAL = range(8)
+BUSY_S, ROOM, LOAD, HEARD_AT, ENDS_AT, BEHIND_S, NUM_HELD = range(8, len(VIEW))
 FLAGS = ("open", "numbered", "empty", "takes_held", "ready", "idle", "offered")
 OPEN, NUMBERED, EMPTY, TAKES_HELD, READY, IDLE, OFFERED = range(len(FLAGS))
 

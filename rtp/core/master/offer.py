@@ -9,7 +9,7 @@ import numpy as np
 from rtp.core.master.load import VIEW
 from rtp.core.master.prefix_map import Match
 from rtp.core.master.view import View
-from rtp.core.policy import Candidates
+from rtp.core.policy import TABLE, Candidates
 from rtp.core.types import FloatArray, IntArray
 
 Column = np.ndarray[Any, Any]
@@ -42,14 +42,10 @@ class Offer(Candidates):
         self, view: View, at: IntArray, match: Match, *, most: int, affine_row: int
     ) -> None:
         """at: where the ranks that the policy is shown stand in view.rows; EVERYBODY: all of them.
-        match: of the prompt, of which view.matched has the tokens on device; at most `most`
+        match: of the prompt, of which view.matched_tokens tells what is on device; at most `most`
         count."""
-        if len(at):
-            _put(self, "_columns", _frozen(view.columns.take(at, axis=1)))
-            _put(self, "matched_tokens", _frozen(view.matched.take(at)))
-        else:
-            _put(self, "_columns", view.read_only)
-            _put(self, "matched_tokens", _frozen(view.matched[:]))
+        columns = _frozen(view.columns.take(at, axis=1)) if len(at) else view.read_only
+        _put(self, "_columns", columns)
         _put(self, "_view", view)
         _put(self, "_at", at)
         _put(self, "_match", match)
@@ -78,7 +74,11 @@ class Offer(Candidates):
         return column
 
     def __len__(self) -> int:
-        return len(self.matched_tokens)
+        return int(self._columns.shape[1])
+
+    @property
+    def table(self) -> FloatArray:
+        return self._columns[: len(TABLE)]
 
     # ------------------------------------------------------------ for the Master
 

@@ -113,7 +113,7 @@ class Pairs:
         best, token_s, transfer_s, headroom, tokens = best_partner(
             view.columns,
             view.flags,
-            view.matched,
+            view.matched_tokens,
             allowed,
             view.coefficients,
             self._partners,
@@ -156,7 +156,7 @@ class Pairs:
         return pair_candidates(
             view.columns,
             view.flags,
-            view.matched,
+            view.matched_tokens,
             allowed,
             view.coefficients,
             self.kinds,
@@ -208,7 +208,7 @@ class Pairs:
             line_s = least_in_line_s(
                 view.columns,
                 view.flags,
-                view.matched,
+                view.matched_tokens,
                 allowed,
                 view.coefficients,
                 self.kinds,

@@ -146,7 +146,7 @@ class Placement:
             num_ready, num_candidates, num_few = candidates(
                 view.columns,
                 view.flags,
-                view.matched,
+                view.matched_tokens,
                 allowed,
                 need.whole,
                 self._holds,
@@ -206,7 +206,7 @@ class Placement:
             view.mask,
             view.rows,
             view.columns,
-            view.matched,
+            view.matched_tokens,
             view.coefficients,
             ask.num_tokens,
             best,

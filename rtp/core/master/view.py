@@ -37,6 +37,7 @@ class View:
     read only, and during the round only, for the next one is written over it."""
 
     rows: IntArray
+    matched_tokens: FloatArray  # of the request that is looked at, on the device tier
     busy_s: FloatArray  # predicted prefill work not finished
     wait_s: FloatArray  # until a new prefill could start: busy_s and the requests held for the rank
     prefill_tokens: FloatArray
@@ -72,7 +73,6 @@ class View:
             "few",
             "flags",
             "mask",
-            "matched",
             "read_only",
             "rows",
         ),
@@ -87,7 +87,6 @@ class View:
         size = len(at)
         self.columns: FloatArray = np.zeros((len(VIEW), size))
         self.flags: BoolArray = np.zeros((len(FLAGS), size), dtype=np.bool_)
-        self.matched = np.zeros(size)
         self.mask: BoolArray = np.zeros(size, dtype=np.bool_)
         self.few: IntArray = np.zeros(size, dtype=np.int64)
         """Room for what kernels find of a look: candidates, and where they stand."""
@@ -120,7 +119,7 @@ class View:
     def match(self, device: FloatArray, block_size: int, most: int) -> None:
         """Takes in how many blocks of a prompt each rank of the table holds: [capacity]."""
         self.block_size = block_size
-        matched_tokens(device, self.rows, block_size, most, self.matched)
+        matched_tokens(device, self.rows, block_size, most, self.matched_tokens)
 
     @property
     def most_room(self) -> float:

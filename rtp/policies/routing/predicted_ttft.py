@@ -16,14 +16,18 @@ import numpy as np
 
 from rtp.core.errors import ConfigError
 from rtp.core.kernels import kernel
-from rtp.core.policy import Candidates, Predict, Query, Routing
+from rtp.core.policy import TABLE, Candidates, Predict, Query, Routing
 from rtp.core.types import FloatArray
 
 LAM = 1.0
 EXCESS = 0.25
 """A later token that comes late hurts less than a late first one. At a quarter, generated chats
 spread over their ranks (tests/core/master/test_traps.py) and lose little of their cache hits."""
-COLUMN = "Array(f8, 1, 'C', readonly=True)"
+MATCHED, WAIT, PREFILL, REQUESTS, ROWS, CONTEXT = range(6)
+assert TABLE[:6] == (
+    *("matched_tokens", "wait_s", "prefill_tokens", "num_requests", "decode_rows"),
+    "context_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,8 @@ class PredictedTtft:
     def score(self, query: Query, candidates: Candidates, predict: Predict) -> FloatArray:
         """Minus (wait + step beside others + (1 + lam) * prefill + excess of all decodes), in
         seconds."""
-        c = candidates
         return minus_cost_s(
-            c.wait_s,
-            c.matched_tokens,
-            c.prefill_tokens,
-            c.num_requests,
-            c.decode_rows,
-            c.context_tokens,
+            candidates.table,
             predict.coefficients,
             query.num_tokens,
             self.lam,
@@ -58,39 +56,34 @@ class PredictedTtft:
 
 
 @kernel(
-    f"f8[::1]({COLUMN}, {COLUMN}, {COLUMN}, {COLUMN}, {COLUMN}, {COLUMN},"
-    " Array(f8, 2, 'C', readonly=True), f8, f8, f8, f8)"
+    "f8[::1](Array(f8, 2, 'C', readonly=True), Array(f8, 2, 'C', readonly=True), f8, f8, f8, f8)"
 )
 def minus_cost_s(
-    wait_s: FloatArray,
-    matched_tokens: FloatArray,
-    prefill_tokens: FloatArray,
-    num_requests: FloatArray,
-    decode_rows: FloatArray,
-    context_tokens: FloatArray,
+    table: FloatArray,
     coefficients: FloatArray,
     num_tokens: float,
     lam: float,
     excess_output: float,
     excess: float,
 ) -> FloatArray:
-    """[R], what score() says. A loop, for it runs with every decision."""
-    scores = np.empty(wait_s.shape[0])
-    for i in range(wait_s.shape[0]):
+    """[R], what score() says, of the columns of Candidates.table. A loop, for it runs with every
+    decision."""
+    scores = np.empty(table.shape[1])
+    for i in range(table.shape[1]):
         k = i if coefficients.shape[1] > 1 else 0
         a, b, c = coefficients[0, k], coefficients[1, k], coefficients[2, k]
         d, e, f = coefficients[3, k], coefficients[4, k], coefficients[5, k]
-        cached = matched_tokens[i]
+        cached = table[MATCHED, i]
         new = num_tokens - cached
         prefill_s = a + new * (b + c * (cached + 0.5 * new))
         # Whatever waits there to prefill will decode beside this request, too.
-        context = context_tokens[i] + prefill_tokens[i] + num_tokens
-        beside_s = d + e * (num_requests[i] + 1.0) + f * context
+        context = table[CONTEXT, i] + table[PREFILL, i] + num_tokens
+        beside_s = d + e * (table[REQUESTS, i] + 1.0) + f * context
         alone_s = d + e + f * num_tokens
-        cost_s = wait_s[i] + (1.0 + lam) * prefill_s + excess_output * (beside_s - alone_s)
-        rows = decode_rows[i]
+        cost_s = table[WAIT, i] + (1.0 + lam) * prefill_s + excess_output * (beside_s - alone_s)
+        rows = table[ROWS, i]
         if rows > 0.0:
-            cost_s += d + e * rows + f * context_tokens[i] + excess * rows * prefill_s
+            cost_s += d + e * rows + f * table[CONTEXT, i] + excess * rows * prefill_s
         scores[i] = -cost_s
     return scores
 

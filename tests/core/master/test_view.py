@@ -244,7 +244,7 @@ def test_candidates_and_contenders_are_those_of_the_formulas(rows: np.ndarray, h
         num_ready, num, count = candidates(
             view.columns,
             view.flags,
-            view.matched,
+            view.matched_tokens,
             allowed,
             whole,
             holds,
