@@ -52,12 +52,11 @@ class Ours:
     def __init__(self, ranks: int, *, jumps: bool) -> None:
         import msgspec
 
-        from rtp.core.hashing import low64
         from rtp.core.master.prefix_map import PrefixMap
         from rtp.core.messages import Delta
         from rtp.core.types import Tier
 
-        self._low64, self._tier, self._tiers = low64, Tier, tuple(Tier)
+        self._tier, self._tiers = Tier, tuple(Tier)
         self.map = PrefixMap(ranks)
         for rank in range(ranks):
             self.map.promise(rank, jumps)
@@ -80,7 +79,7 @@ class Ours:
         return b"".join(bytes(8) + key.to_bytes(8, "big") for key in keys)
 
     def lookup(self, prompt: bytes) -> FloatArray:
-        match = self.map.match(self._low64(prompt))
+        match = self.map.match(prompt)
         self.device = held = match.device * BLOCK_SIZE
         if match.host is not match.device:
             held = match.host * BLOCK_SIZE

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,6 +48,6 @@ def _reads(function: Callable[..., Any]) -> str:
         if used is not None:
             digest.update(f"{name}:{used.__qualname__}:{used.__code__.co_consts}".encode())
             digest.update(used.__code__.co_code)
-        elif isinstance(value, int | float | tuple):
+        elif isinstance(value, int | float | tuple | np.generic):
             digest.update(f"{name}={value!r}".encode())
     return digest.hexdigest()

@@ -28,6 +28,7 @@ Ids = bytes
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+UInt64Array = npt.NDArray[np.uint64]
 
 HASH_BYTES = 16
 

@@ -8,7 +8,7 @@ import msgspec
 
 from rtp.core.master.tenants import Charge
 from rtp.core.messages import Grant
-from rtp.core.types import FrontendId
+from rtp.core.types import FrontendId, Hashes
 
 
 class Booking(msgspec.Struct, eq=False):
@@ -27,9 +27,8 @@ class Booking(msgspec.Struct, eq=False):
     prefill_s: float
     granted_at: float
     arrival: float
-    arriving: bytes = b""
-    """Keys, 64 bits each, of the blocks that count as arriving on the rank. Bytes, for a list of
-    cold numbers slows the garbage collector down."""
+    arriving: Hashes = b""
+    """Blocks that count as arriving on the rank."""
     open: bool = True
     seen: bool = False
     first_token: bool = False

@@ -8,9 +8,9 @@ from rtp.core.master.early import Early
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.limits import Limits
-from rtp.core.master.matches import Matches
 from rtp.core.master.placement import reusable
 from rtp.core.master.pool import Pool
+from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.ranks import Ranks
 from rtp.core.master.tenants import Tenants
 from rtp.core.master.totals import Totals
@@ -29,7 +29,7 @@ class Intake:
     def __init__(
         self,
         ranks: Ranks,
-        matches: Matches,
+        prefix_map: PrefixMap,
         ledger: Ledger,
         fleet: Fleet,
         admission: Admission,
@@ -40,7 +40,7 @@ class Intake:
         self.waiting: dict[RequestId, Waiting] = {}
         self.early = early
         self._ranks = ranks
-        self._matches = matches
+        self._map = prefix_map
         self._ledger = ledger
         self._fleet = fleet
         self._admission = admission
@@ -153,7 +153,7 @@ class Intake:
             return _refused(ask, refusal)
         cached = 0
         if not ask.at_once or self._limits.need_a_match(ask):
-            best = self._matches.of(ask.hashes).best * pool.block_size
+            best = self._map.best(ask.hashes) * pool.block_size
             cached = min(best, reusable(ask.num_tokens, pool.block_size))
         uncached = ask.num_tokens - cached
         service_s = pool.prefill_s(uncached, cached)

@@ -9,7 +9,6 @@ rank has it, so it has a lease of its own. (What ends those that nobody submits:
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from math import inf
 
@@ -39,7 +38,7 @@ class Ledger:
         """External bookings by the time something is to be done about them."""
         self._bookings: dict[RequestId, Booking] = {}
         self._leases: deque[tuple[float, Booking]] = deque()
-        self._lingering: deque[tuple[float, int, bytes]] = deque()
+        self._lingering: deque[tuple[float, int, Hashes]] = deque()
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -54,8 +53,7 @@ class Ledger:
     def charge(self, booking: Booking, hashes: Hashes, held: int) -> None:
         """hashes: of the prompt, of which `held` leading blocks matched on the rank."""
         self._ranks.charge(booking)
-        arriving = self._map.arrive(booking.row, hashes, held)
-        booking.arriving = array("Q", arriving).tobytes()
+        booking.arriving = self._map.arrive(booking.row, hashes, held)
         self._bookings[booking.grant.request_id] = booking
         if booking.external:
             self.external.set(booking, min(booking.lease_ends, self._ranks.busy_until[booking.row]))
@@ -86,7 +84,7 @@ class Ledger:
         if done:
             self._lingering.append((now + LINGER_S, booking.row, booking.arriving))
         else:
-            self._map.settle(booking.row, _keys(booking.arriving))
+            self._map.settle(booking.row, booking.arriving)
 
     def release_rows(self, rows: IntArray, now: float) -> int:
         """The worker is gone: its bookings end, its keys are masked. Returns how many ended."""
@@ -123,7 +121,7 @@ class Ledger:
     def settle_lingering(self, now: float) -> None:
         while self._lingering and self._lingering[0][0] <= now:
             _, row, arriving = self._lingering.popleft()
-            self._map.settle(row, _keys(arriving))
+            self._map.settle(row, arriving)
 
     @property
     def next_due(self) -> float:
@@ -164,8 +162,3 @@ class Ledger:
     @staticmethod
     def _settled(booking: Booking) -> bool:
         return booking.seen or not booking.open
-
-
-def _keys(arriving: bytes) -> list[int]:
-    keys: list[int] = memoryview(arriving).cast("Q").tolist()
-    return keys

@@ -22,7 +22,6 @@ from rtp.core.master.grants import Grants
 from rtp.core.master.intake import Intake
 from rtp.core.master.ledger import Ledger
 from rtp.core.master.links import Links
-from rtp.core.master.matches import Matches
 from rtp.core.master.members import Member, MemberState
 from rtp.core.master.overview import overview, placement
 from rtp.core.master.placement import Placement
@@ -84,14 +83,13 @@ class Master:
         prefix_map: for tests; max_blocks bounds the Master's own. Raises ConfigError."""
         self.term = term
         self.map = prefix_map or PrefixMap(max_ranks, max_blocks)
-        self._matches = Matches(self.map)
         self.ranks = Ranks(max_ranks)
         self.tenants = Tenants() if tenants is None else tenants
         self.ledger = Ledger(self.ranks, self.map, self.tenants, LEASE_S + LEASE_MARGIN_S)
         self.fleet = Fleet(self.ranks, self.ledger, self.map, self.tenants, lead_s)
         self.links = Links(term, self.ranks, self.fleet)
         self.chats = Chats(affinity_chats, affinity_age_s)
-        self.placements = Placement(routing, self._matches, self.fleet.place_of, kept_placements)
+        self.placements = Placement(routing, self.map, self.fleet.place_of, kept_placements)
         self.admission = Admission(
             max_queue_requests=max_queue_requests,
             max_queue_tokens=max_queue_tokens,
@@ -103,7 +101,7 @@ class Master:
         self._progress = Progress(self.ranks, self.ledger, self.fleet, self.totals)
         self.intake = Intake(
             self.ranks,
-            self._matches,
+            self.map,
             self.ledger,
             self.fleet,
             self.admission,

@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 
 from rtp.core.master.contenders import ANY, NO_NUMBER, NUM_TOLD, candidates, tell, winner
-from rtp.core.master.matches import Matches
 from rtp.core.master.offer import EVERYBODY, Offer
 from rtp.core.master.pairing import Need, Pairs, Partner
 from rtp.core.master.partners import PREFILL
 from rtp.core.master.predictor import RankPredict
+from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.master.view import View
 from rtp.core.master.window import Waiting
 from rtp.core.messages import Ask
@@ -89,7 +89,7 @@ class Placement:
     def __init__(
         self,
         routing: Routing,
-        matches: Matches,
+        prefix_map: PrefixMap,
         place_of: Callable[[int], tuple[WorkerId, int]],
         kept: int,
     ) -> None:
@@ -98,7 +98,7 @@ class Placement:
         self._holds = bool(getattr(routing, "holds", False))
         self._by_row = bool(getattr(routing, "by_row", False))
         self._monotone = bool(getattr(routing, "monotone", False))
-        self._matches = matches
+        self._map = prefix_map
         self._kept = kept
         self._reasons: OrderedDict[RequestId, Reasons] = OrderedDict()
         self._order: IntArray = np.zeros(TOLD, dtype=np.int64)
@@ -135,7 +135,7 @@ class Placement:
         """
         self.num_looks += 1
         ask = waiting.ask
-        match = self._matches.of(ask.hashes)
+        match = self._map.match(ask.hashes)
         most = reusable(ask.num_tokens, block_size)
         view.match(match.device, block_size, most)
         need = Need(ask.num_tokens, ask.n, expected_output, ask.max_tokens <= 1)

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from rtp.core.commands import Dial, HangUp, Send
 from rtp.core.events import From, FrontendDown, FrontendUp, LinkDown, LinkUp
-from rtp.core.hashing import low64
 from rtp.core.master.members import FAIL_S, LOST_S, SUSPECT_S
 from rtp.core.messages import Fence, Poll, WorkerLost
 from rtp.core.types import FrontendId, Role
@@ -293,7 +292,7 @@ def test_a_worker_may_promise_that_its_cache_is_prefix_closed(closed: bool):
     worker = fleet.add(prefix_closed=closed)
     prompt = hashes_of(range(64 * BLOCK))
     fleet.store(worker, prompt[: 16 * 60] + prompt[16 * 61 :])
-    found = fleet.master.map.match(low64(prompt))
+    found = fleet.master.map.match(prompt)
     row = fleet.master.fleet.row_of((worker.id, 0))
     assert found.device[row] == (64 if closed else 60)
     fleet.tell(From("w0", replace(worker.register, epoch=2, prefix_closed=False)))
@@ -302,7 +301,7 @@ def test_a_worker_may_promise_that_its_cache_is_prefix_closed(closed: bool):
     fleet.report(again)
     fleet.store(again, prompt[: 16 * 60] + prompt[16 * 61 :])
     row = fleet.master.fleet.row_of((worker.id, 0))
-    assert fleet.master.map.match(low64(prompt)).device[row] == 60
+    assert fleet.master.map.match(prompt).device[row] == 60
 
 
 @pytest.mark.parametrize("seconds", [2.0, 5.0, 30.0])
