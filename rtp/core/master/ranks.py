@@ -289,18 +289,24 @@ class Ranks:
 
     def check(self) -> None:
         """Asserts that the columns are the sums over open bookings. O(ranks + bookings)."""
-        for row in range(self.capacity):
-            opened, unseen = self._open[row], self._unseen[row]
+        sums = np.zeros((self.capacity, 5))
+        for row, opened in enumerate(self._open):
+            unseen = self._unseen[row]
+            if not (opened or unseen):
+                continue
             assert all(b.open and b.row == row for b in opened.values())
             charged = [b for b in opened.values() if not b.seen]
             assert unseen == {b.grant.number: b for b in charged if not b.external}
-            assert self.table[row, NUM_UNSEEN] == len(unseen)
-            assert self.charged_tokens[row] == sum(b.new_tokens for b in charged)
-            assert self.charged_requests[row] == len(charged)
-            assert self.reserved_tokens[row] == sum(
-                b.reserved_tokens for b in opened.values() if not b.parked
+            sums[row] = (
+                len(unseen),
+                sum(b.new_tokens for b in charged),
+                len(charged),
+                sum(b.reserved_tokens for b in opened.values() if not b.parked),
+                sum(b.parked for b in opened.values()),
             )
-            assert self.parked_requests[row] == sum(b.parked for b in opened.values())
-            assert 0 <= self.held[row] <= MOST_HELD
+        columns = [NUM_UNSEEN, CHARGED_TOKENS, CHARGED_REQUESTS, RESERVED, PARKED]
+        assert (self.table[:, columns] == sums).all()
+        assert (self.held >= 0).all()
+        assert (self.held <= MOST_HELD).all()
         for group in self.groups.values():
             assert len(set(self.busy_until[group].tolist())) == 1
