@@ -14,6 +14,9 @@ import msgspec
 from rtp.core.types import WorkerId
 
 SHARD_CHATS = 1024
+FORGET_EVERY = 8
+"""Chats that are remembered between two looks for old ones; each touches what nobody used lately.
+"""
 
 
 class _Last(msgspec.Struct, frozen=True, gc=False):
@@ -35,6 +38,7 @@ class Affinity:
         num_shards = max(1, capacity // SHARD_CHATS)
         self._shard_capacity = capacity // num_shards
         self._age_s = age_s
+        self._num_remembered = 0
         self._shards: list[Shard] = [OrderedDict() for _ in range(num_shards)]
 
     def __len__(self) -> int:
@@ -58,7 +62,9 @@ class Affinity:
         if not chat_id:
             return
         key, shard = self._place(tenant, chat_id)
-        self._forget_old(shard, now)
+        self._num_remembered += 1
+        if self._num_remembered % FORGET_EVERY == 0:
+            self._forget_old(shard, now)
         shard[key] = _Last(now, worker_id, rank)
         shard.move_to_end(key)
         if len(shard) > self._shard_capacity:

@@ -97,8 +97,8 @@ class Progress:
         """
         rank = -1 if member.table is None else _decode_step(member.table, table)
         if rank >= 0:
-            batch, context, step_us = table[rank, ROWS], table[rank, CONTEXT], table[rank, STEP_US]
-            member.hardware.observe_decode(float(batch), float(context), float(step_us) * 1e-6)
+            batch, context = table.item(rank, ROWS), table.item(rank, CONTEXT)
+            member.hardware.observe_decode(batch, context, table.item(rank, STEP_US) * 1e-6)
             self._fleet.learned(member)
 
     def _booking(self, member: Member, item: FirstToken | Finished) -> Booking | None:
