@@ -99,6 +99,7 @@ class Schedule:
         self._limits = limits
         self._metrics = metrics
         self._lease_s = lease_s
+        self._prefix = f"{desk.frontend_id}-"
         self._numbers = itertools.count(1)
         self._hot = {b"done": self._hot_done, b"renew": self._hot_renew}
         self._schedule = msgspec.json.Decoder(ScheduleBody)
@@ -160,8 +161,7 @@ class Schedule:
         if method == b"POST":
             if target == TARGET:
                 return self._hot_schedule
-            _, _, act = _parts(target)
-            return self._hot.get(act)
+            return self._hot.get(_parts(target)[2])
         one, slash, _ = _parts(target)
         return self._hot_cancel if method == b"DELETE" and one and not slash else None
 
@@ -197,7 +197,7 @@ class Schedule:
         self._at_once(call, ONE, self.cancel)
 
     def _at_once(self, call: Call, route: str, act: Callable[[str, bytes, str], bytes]) -> None:
-        request_id = _parts(call.target)[0].decode()
+        request_id = call.target[len(BELOW) :].partition(b"/")[0].decode()
         try:
             tenant = self._keys.tenant_of(call.headers.get("authorization", ""))
             body = act(request_id, call.body, tenant)
@@ -288,6 +288,8 @@ class Schedule:
         """What cannot have happened would teach the Master lengths and rates that harm others.
         Raises ApiError."""
         prompt, cached = told.prompt_tokens or 0, told.cached_tokens or 0
+        if not (prompt or cached or told.generated_tokens):
+            return
         most = self._pools()[booking.model].max_model_len
         if prompt > most:
             raise invalid("prompt_tokens", f"prompt_tokens is over the model's context of {most}")
@@ -300,10 +302,10 @@ class Schedule:
     def _wanted(self, body: ScheduleBody, caller: Caller) -> Wanted:
         """Checks what needs no hashing. Raises ApiError."""
         pool = self._pool(body.model)
-        if is_null(body.hashes) == (body.token_ids is None):
-            raise invalid("hashes", "Give either hashes or token_ids")
         ids = b""
         if body.token_ids is not None:
+            if not is_null(body.hashes):
+                raise _either()
             card = self._cards.get(pool.model)
             ids = pack_checked(body.token_ids, card.vocab_size if card else 2**31, "token_ids")
             if not ids:
@@ -332,7 +334,10 @@ class Schedule:
     def _hashes(self, wanted: Wanted) -> Hashes:
         """As the caller gave them, or of its token ids as a frontend makes them."""
         if wanted.body.token_ids is None:
-            return packed(wanted.body.hashes)
+            hashes = packed(wanted.body.hashes)
+            if not hashes and is_null(wanted.body.hashes):
+                raise _either()
+            return hashes
         card = self._cards.get(wanted.pool.model)
         seed = namespace(
             secret=self._limits.secret,
@@ -358,10 +363,10 @@ class Schedule:
         timeout_s = body.timeout_s or caller.timeout_s or self._limits.default_timeout_s
         timeout_s = min(timeout_s, self._limits.max_timeout_s)
         at_once = body.wait is not None and not body.wait
-        if body.wait is not None and not isinstance(body.wait, bool) and body.wait:
+        if body.wait and body.wait is not True:
             timeout_s = min(timeout_s, body.wait)
-        exclude = body.exclude
-        if before is not None and exclude is None:
+        exclude = body.exclude or ()
+        if before is not None and body.exclude is None:
             exclude = [before.grant.worker_id]
         return Ask(
             frontend_id=self._desk.frontend_id,
@@ -376,14 +381,14 @@ class Schedule:
             max_tokens=room if body.max_tokens is None else body.max_tokens,
             n=body.n or 1,
             deadline_s=timeout_s,
-            exclude=tuple(map(WorkerId, exclude or ())),
+            exclude=tuple(map(WorkerId, exclude)),
             failed=before is not None,
             lease_s=body.lease_s or self._lease_s,
             at_once=at_once,
         )
 
     def _new_id(self) -> RequestId:
-        return RequestId(f"{self._desk.frontend_id}-{next(self._numbers)}")
+        return RequestId(f"{self._prefix}{next(self._numbers)}")
 
     def _placed(self, grant: Grant, hashes: Hashes) -> bytes:
         self._outside.placed(grant, hashes)
@@ -412,6 +417,10 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     ids: Ids
     before: Booking | None
     """The grant that is to be placed anew."""
+
+
+def _either() -> ApiError:
+    return invalid("hashes", "Give either hashes or token_ids")
 
 
 def _refusal(refuse: Refuse) -> ApiError:
