@@ -122,6 +122,15 @@ async def test_what_makes_no_sense_is_refused_by_field(odd: dict[str, str]):
         assert len(cluster.master.desk) == 0
 
 
+async def test_only_paths_of_these_routes_are_answered_by_them():
+    async with live_cluster(workers=1) as cluster:
+        await cluster.ready()
+        for path in ("/v1/other/x/done", f"{PATH}/x/y/done", f"{PATH}/x/done/", f"{PATH}s"):
+            status, reply, _ = await send(cluster, "POST", path)
+            assert (status, reply["error"]["code"]) != (404, "grant_not_found"), path
+        assert (await send(cluster, "POST", f"{PATH}/x/done"))[0] == 404
+
+
 async def test_a_header_that_is_no_text_is_the_clients_mistake():
     async with live_cluster(workers=1) as cluster:
         await cluster.ready()
