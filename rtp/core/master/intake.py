@@ -151,15 +151,16 @@ class Intake:
         refusal = self._facts(ask, pool)
         if refusal is not None:
             return _refused(ask, refusal)
-        cached = 0
-        if not ask.at_once or self._limits.need_a_match(ask):
+        cached, by_prompt = 0, self._limits.by_prompt(ask)
+        if not ask.at_once or by_prompt:
             best = self._map.best(ask.hashes) * pool.block_size
             cached = min(best, reusable(ask.num_tokens, pool.block_size))
         uncached = ask.num_tokens - cached
         service_s = pool.prefill_s(uncached, cached)
         need = uncached + ask.n * pool.outputs.expected(ask.tenant, ask.max_tokens)
         out: list[Command] = []
-        if not again:
+        # No queue is full while nobody waits.
+        if not again and (by_prompt or pool.window.num_waiting):
             refusal = self._limits.refusal(ask, pool, uncached, need, service_s, now)
             if refusal is not None:
                 self._tenants.refused(ask.tenant)

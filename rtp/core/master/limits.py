@@ -31,10 +31,9 @@ class Limits:
         """uncached, need: prompt tokens to compute; these and the expected output, which is what
         its tenant is charged. service_s: predicted for its prefill."""
         gates, terms = self._gates, self._tenants.terms(ask.tenant)
+        if not gates.limits:
+            return None
         ttft_limit_s = gates.ttft_limit_s(ask)
-        unbounded = ttft_limit_s == inf and terms.tokens_per_s is None
-        if not gates.limits or (unbounded and not pool.window.num_waiting):
-            return None  # no queue is full while nobody waits
         standing = pool.window.shares.find(ask.tenant)
         num_waiting = standing.num_waiting if standing else 0
         crowded = terms.max_waiting is not None and num_waiting >= terms.max_waiting
@@ -53,9 +52,9 @@ class Limits:
             return gates.too_late(ask, drain_s + service_s, ttft_limit_s, drain_s)
         return gates.tenant_rate(ask, terms, need, wait_s) if wait_s else None
 
-    def need_a_match(self, ask: Ask) -> bool:
-        """Whether it matters here how much of a prompt is cached that does not wait: it is matched
-        for its place in any case, in this very turn."""
+    def by_prompt(self, ask: Ask) -> bool:
+        """Whether it matters to its limits how long its prefill takes; what does not wait is
+        matched for its place in any case, in this very turn."""
         rate = self._tenants.terms(ask.tenant).tokens_per_s
         return rate is not None or self._gates.ttft_limit_s(ask) < inf
 
