@@ -24,10 +24,17 @@ class TraceRow:
     filled."""
 
     arrival_s: float
-    """Since the trace's first request."""
+    """Since the trace's first request, were nothing to wait for (open loop)."""
     num_tokens: int
     num_output: int
     block_ids: tuple[int, ...]
+    session: int = -1
+    """Rows of one conversation or agent have one number; -1: it is not known."""
+    after: int = -1
+    """Index, in the trace's rows, of the one that must have ended first (closed loop); -1: none."""
+    think_s: float = 0.0
+    """From that row's end to this one's arrival."""
+    tenant: str = ""
 
     def hashes(self, block_size: int, salt: int) -> Hashes:
         """Of the whole blocks of the prompt, as the Master and the workers know them."""
