@@ -20,28 +20,33 @@ import numpy as np
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def kernel(signature: str) -> Callable[[F], F]:
+def kernel(signature: str, *, makes_arrays: bool = False) -> Callable[[F], F]:
     """signature: numba's, as in "f8(f8[::1], i8)"; arrays that are only read may be read-only where
     it says `Array(f8, 1, 'C', readonly=True)`. Division by zero gives infinity or NaN, sums keep
-    their order, an index is not checked."""
+    their order, an index is not checked.
+
+    makes_arrays: it may. References to arrays are then counted, which costs several times what most
+    kernels do: atomic operations for each array at each call, from Python and between kernels."""
+    options: Any = {"error_model": "numpy", "_nrt": makes_arrays}
 
     def compiled(function: F) -> F:
         made: Any  # numba's own object, called as the function is
         # The kept code goes by this name and its module's time, and holds what it read elsewhere.
-        function.__qualname__ += f"_{_reads(function)}"
+        function.__qualname__ += f"_{_reads(function, repr(options))}"
         try:
-            made = numba.njit(signature, cache=True, error_model="numpy")(function)
+            made = numba.njit(signature, cache=True, **options)(function)
         except RuntimeError:  # nowhere to keep the code: compile anew at each start
-            made = numba.njit(signature, cache=False, error_model="numpy")(function)
+            made = numba.njit(signature, cache=False, **options)(function)
         found: F = made
         return found
 
     return compiled
 
 
-def _reads(function: Callable[..., Any]) -> str:
-    """Digest of the constants and kernels of other modules that a function uses."""
-    digest = blake2b(digest_size=8)
+def _reads(function: Callable[..., Any], options: str) -> str:
+    """Digest of the constants and kernels of other modules that a function uses, and of how it is
+    compiled."""
+    digest = blake2b(options.encode(), digest_size=8)
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
         used = getattr(value, "py_func", None)

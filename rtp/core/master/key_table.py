@@ -11,6 +11,8 @@ since).
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 
 from rtp.core.kernels import kernel
@@ -23,6 +25,8 @@ MOVES = 8
 MIX = np.uint64(0x9E3779B97F4A7C15)
 """Odd; what it multiplies is spread over the top bits."""
 ONE = np.uint64(1)
+RELEASED_BYTES = 1 << 20
+"""A call gives back so much of an old array: 0.1 ms; all of it at once would take milliseconds."""
 
 
 @kernel("i8(u8)")
@@ -143,9 +147,12 @@ def misplaced(slots: UInt64Array, old: UInt64Array) -> int:
     return count
 
 
-def a_table(num: int) -> UInt64Array:
-    """[num + HEADER, 2], num a power of two. Zeroed pages, so what is not used takes no memory."""
-    slots = np.zeros((num + HEADER, 2), np.uint64)
+def a_table(num: int, memory: mmap.mmap | None = None) -> UInt64Array:
+    """[num + HEADER, 2], num a power of two. memory: zeros, if not its own."""
+    shape = num + HEADER, 2
+    slots: UInt64Array = (
+        np.zeros(shape, np.uint64) if memory is None else np.ndarray(shape, np.uint64, memory)
+    )
     slots[num, 1] = 65 - num.bit_length()
     return slots
 
@@ -169,12 +176,18 @@ def num_keys(slots: UInt64Array) -> int:
 
 
 class KeyTable:
-    """Two arrays that are one table; `old` is EMPTY but while the table grows."""
+    """Two arrays that are one table; `old` is EMPTY but while the table grows.
 
-    __slots__ = ("old", "slots")
+    A large one begins in pages of 4 KB that take memory when they are used, for a page of 2 MB may
+    cost milliseconds to whoever comes first; once it is filled the system may join them."""
+
+    __slots__ = ("_memory", "_old_memory", "_released", "old", "slots")
 
     def __init__(self) -> None:
         self.slots = self.old = EMPTY
+        self._memory: mmap.mmap | None = None
+        self._old_memory: mmap.mmap | None = None
+        self._released = 0
 
     def __len__(self) -> int:
         return num_keys(self.slots) + num_keys(self.old)
@@ -183,14 +196,31 @@ class KeyTable:
         """Makes room; what is there moves with later insertions."""
         if self.slots is not EMPTY:
             move(self.slots, self.old, len(self.old))
-            self.old = self.slots
+            self.old, self._old_memory, self._released = self.slots, self._memory, 0
             begin_moving(self.old)
-        self.slots = a_table(max(FIRST_SLOTS, 2 * (len(self.slots) - HEADER)))
+        num = max(FIRST_SLOTS, 2 * (len(self.slots) - HEADER))
+        size = (num + HEADER) * self.slots.itemsize * 2
+        self._memory = None
+        if size > RELEASED_BYTES:
+            self._memory = mmap.mmap(-1, size)
+            if hasattr(mmap, "MADV_NOHUGEPAGE"):
+                self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+        self.slots = a_table(num, self._memory)
 
     def forget_moved(self) -> None:
-        """Frees the old array once it is empty."""
-        if self.old is not EMPTY and not num_keys(self.old):
-            self.old = EMPTY
+        """To be called now and then while there is an old array: gives it back once it is empty, a
+        part a call."""
+        if num_keys(self.old):
+            return
+        size = self.old.nbytes
+        self.old[-1, 1] = len(self.old) - HEADER
+        if self._old_memory is not None and self._released + RELEASED_BYTES < size:
+            self._old_memory.madvise(mmap.MADV_DONTNEED, self._released, RELEASED_BYTES)
+            self._released += RELEASED_BYTES
+        else:
+            self.old, self._old_memory = EMPTY, None
+            if self._memory is not None and hasattr(mmap, "MADV_HUGEPAGE"):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
 
     def entries(self) -> UInt64Array:
         """[keys, 2] keys and values, a copy in no order. O(slots)."""

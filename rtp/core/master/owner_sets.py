@@ -22,12 +22,13 @@ own set), hash, number of keys, first word of the device plane."""
 NOBODY, LIVES, NOW, FIRST_SET = range(4)
 """Rows of `sets`: the empty set; masks of lives as if they were planes (alive, prefix-closed, being
 swept); those left in a match (device, held); the first that sets use."""
-FREE, USED, CELLS, EMPTIED, REFUSED, COUNTED = range(6)
+TALLY = FREE, USED, CELLS, EMPTIED, LAST, LAST_TURNED, LIMIT, REFUSED, COUNTED = range(9)
 """Of `tally`: first free row (its next: in column FIRST; 0: none), rows used ever, cells of the
-index, sets in use without elements since they were swept, keys that did not fit, and what a call
+index, sets in use without elements since they were swept, the last set that a call turned one
+element of and what it became. Of keys: most there may be, how many did not fit; and what a call
 tells about itself."""
-NO_ROOM = -1
-MOST_GROWTH_BYTES = 1 << 20
+NO_ROOM = NO_SET = -1
+MOST_GROWTH_BYTES = 1 << 18
 """A call grows the rows by so much at most: new pages take their time, old ones do not move."""
 PLANES = (0, 1, 2, 2)
 """Plane of an owner set for each Tier: what is neither on device nor on host is a hint."""
@@ -134,6 +135,7 @@ def drop(sets: UInt64Array, tally: IntArray, which: int) -> None:
         if sets[which, HASH] == 0:
             tally[EMPTIED] -= 1
         sets[which, HASH] = 0
+        tally[LAST] = NO_SET  # which may be this one, or have become it
         sets[which, FIRST] = np.uint64(tally[FREE])
         tally[FREE] = which
 
@@ -147,7 +149,7 @@ class OwnerSets:
         """lives: how many bits a plane must have."""
         self.words = -(-lives // 64)
         self.rows: UInt64Array = np.zeros((64, FIRST + 3 * self.words), np.uint64)
-        self.tally: IntArray = np.zeros(6, np.int64)
+        self.tally: IntArray = np.zeros(len(TALLY), np.int64)
         self.tally[USED], self.tally[CELLS] = FIRST_SET, len(self.rows)
 
     def __len__(self) -> int:

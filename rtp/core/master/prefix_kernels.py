@@ -4,8 +4,8 @@
 keys (key_table.py), its values rows of `sets`; `tally` counts (owner_sets.py). `pending` is the
 table of one rank's arrivals: value = arrivals not confirmed + 2^32 * those confirmed.
 
-What changes the map goes on from block `at` and returns where it stopped: at the end, or where a
-table has no room, to be called again when it has. Some 50 ns a block, mostly cache misses.
+What changes the map goes on from block `at` and returns ALL, or the block where a table has no
+room, to be called again from there when it has. Some 0.1 us a block, mostly cache misses.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ from rtp.core.master.owner_sets import (
     COUNTED,
     FIRST,
     HASH,
+    LAST,
+    LAST_TURNED,
+    LIMIT,
     LIVES,
     NO_ROOM,
+    NO_SET,
     NOBODY,
     NOW,
     REFS,
@@ -42,6 +46,11 @@ from rtp.core.types import HASH_BYTES, FloatArray, Hashes, IntArray, UInt64Array
 
 REFUSAL, DONE, SAME = range(3)
 """What own() did, unless NO_ROOM."""
+ALL = -1
+CHANGES = (
+    "i8(Bytes(u1, 1, 'C', readonly=True), i8, u8[:,::1], u8[:,::1], u8[:,::1], u8[:,::1], i8[::1],"
+    " i8, i8)"
+)
 FIRST_JUMP = 16
 GALLOP = 4
 """Blocks between the first probes of a match, and by how much that grows."""
@@ -79,7 +88,7 @@ def element(sets: UInt64Array, life: int, plane: int) -> tuple[int, np.uint64]:
     return FIRST + plane * words + (life >> 6), _1 << np.uint64(life & 63)
 
 
-@kernel("i8(u8[:,::1], u8[:,::1], u8[:,::1], i8[::1], u8, i8, u8, b1, i8)")
+@kernel("i8(u8[:,::1], u8[:,::1], u8[:,::1], i8[::1], u8, i8, u8, b1)")
 def own(
     slots: UInt64Array,
     old: UInt64Array,
@@ -89,26 +98,28 @@ def own(
     column: int,
     bit: np.uint64,
     on: bool,
-    limit: int,
 ) -> int:
-    """One owner more (on) or less of a block; a block without owners goes. limit: keys there may
-    be."""
+    """One owner more (on) or less of a block; a block without owners goes."""
     table = old if left(old, key) else slots
     at = find(table, key)
     was = number(table[at, 1]) if at >= 0 else NOBODY
     if was == NOBODY:
         if not on:
             return SAME
-        if number(slots[len(slots) - HEADER, 0] + old[len(old) - HEADER, 0]) >= limit:
+        if number(slots[len(slots) - HEADER, 0] + old[len(old) - HEADER, 0]) >= tally[LIMIT]:
             tally[REFUSED] += 1
             return REFUSAL
         if full(slots):
             return NO_ROOM
     if ((sets[was, column] & bit) != 0) == on:
         return SAME
-    now = turned(sets, tally, was, column, bit)
-    if now == NO_ROOM:
-        return NO_ROOM
+    if was == tally[LAST]:  # as the block before: most have the owners of their neighbour
+        now = int(tally[LAST_TURNED])
+    else:
+        now = turned(sets, tally, was, column, bit)
+        if now == NO_ROOM:
+            return NO_ROOM
+        tally[LAST], tally[LAST_TURNED] = was, now
     if now != NOBODY:
         sets[now, REFS] += _1
     if was == NOBODY:
@@ -123,10 +134,7 @@ def own(
     return DONE
 
 
-@kernel(
-    "i8(Bytes(u1, 1, 'C', readonly=True), i8, u8[:,::1], u8[:,::1], u8[:,::1], u8[:,::1], i8[::1],"
-    " i8, i8, i8, b1)"
-)
+@kernel(CHANGES)
 def change(
     hashes: Hashes,
     at: int,
@@ -136,13 +144,14 @@ def change(
     sets: UInt64Array,
     tally: IntArray,
     life: int,
-    limit: int,
-    plane: int,
-    on: bool,
+    what: int,
 ) -> int:
     """The rank holds these blocks now, or no longer. What was arriving is confirmed by the one, and
-    stays in spite of the other. pending: of the device; elsewhere an empty table."""
-    column, bit = element(sets, life, plane)
+    stays in spite of the other. what: 2 * plane + 1 if it holds them. pending: of the device;
+    elsewhere an empty table."""
+    column, bit = element(sets, life, what >> 1)
+    on = what & 1 != 0
+    tally[LAST] = NO_SET
     waits = pending[len(pending) - HEADER, 0] != 0
     for block in range(at, len(hashes) // HASH_BYTES):
         key = key_at(hashes, block)
@@ -155,15 +164,12 @@ def change(
                         confirmed = pending[place, 1] >> _32
                         pending[place, 1] = (confirmed + waiting) << _32
                     continue  # it is credited already
-        if own(slots, old, sets, tally, key, column, bit, on, limit) == NO_ROOM:
+        if own(slots, old, sets, tally, key, column, bit, on) == NO_ROOM:
             return block
-    return len(hashes) // HASH_BYTES
+    return ALL
 
 
-@kernel(
-    "i8(Bytes(u1, 1, 'C', readonly=True), i8, u8[:,::1], u8[:,::1], u8[:,::1], u8[:,::1], i8[::1],"
-    " i8, i8, i8)"
-)
+@kernel(CHANGES)
 def arrive(
     hashes: Hashes,
     at: int,
@@ -173,12 +179,12 @@ def arrive(
     sets: UInt64Array,
     tally: IntArray,
     life: int,
-    limit: int,
     held: int,
 ) -> int:
     """These blocks from `held` on will be computed on the rank, and those before that still arrive
     there: they lie behind what it has. tally[COUNTED]: the first that counts."""
     column, bit = element(sets, life, 0)
+    tally[LAST] = NO_SET
     num = len(hashes) // HASH_BYTES
     if at == 0:
         at = max(0, min(held, num))
@@ -196,7 +202,7 @@ def arrive(
             continue
         if place < 0 and full(pending):
             return block
-        found = own(slots, old, sets, tally, key, column, bit, True, limit)
+        found = own(slots, old, sets, tally, key, column, bit, True)
         if found == NO_ROOM:
             return block
         if found != REFUSAL:
@@ -205,13 +211,10 @@ def arrive(
                 put(pending, ~place, key, one)
             else:
                 pending[place, 1] += one
-    return num
+    return ALL
 
 
-@kernel(
-    "i8(Bytes(u1, 1, 'C', readonly=True), i8, u8[:,::1], u8[:,::1], u8[:,::1], u8[:,::1], i8[::1],"
-    " i8, i8)"
-)
+@kernel(CHANGES)
 def settle(
     hashes: Hashes,
     at: int,
@@ -221,13 +224,12 @@ def settle(
     sets: UInt64Array,
     tally: IntArray,
     life: int,
-    limit: int,
+    _: int,
 ) -> int:
     """One arrival of each block is over: a confirmed one if there is any; with the last that is not
-    the rank's credit for the block goes. tally[COUNTED]: 1 if any did."""
+    the rank's credit for the block goes."""
     column, bit = element(sets, life, 0)
-    if at == 0:
-        tally[COUNTED] = 0
+    tally[LAST] = NO_SET
     for block in range(at, len(hashes) // HASH_BYTES):
         key = key_at(hashes, block)
         place = find(pending, key)
@@ -236,14 +238,13 @@ def settle(
         if pending[place, 1] >= _CONFIRMED:
             pending[place, 1] -= _CONFIRMED
         else:
-            if pending[place, 1] == _1:
-                if own(slots, old, sets, tally, key, column, bit, False, limit) == NO_ROOM:
-                    return block
-                tally[COUNTED] = 1
+            last = pending[place, 1] == _1
+            if last and own(slots, old, sets, tally, key, column, bit, False) == NO_ROOM:
+                return block
             pending[place, 1] -= _1
         if pending[place, 1] == 0:
             erase(pending, place)
-    return len(hashes) // HASH_BYTES
+    return ALL
 
 
 @kernel("i8(u8[:,::1], i8, i8, u8[:,::1], i8[::1])")
@@ -325,7 +326,8 @@ def narrow(
             difference |= sets[NOW, i] & sets[which, i + words] & ~sets[which, i]
         if difference != 0:
             apart = True
-            host[:] = device
+            for row in range(len(device)):
+                host[row] = device[row]
     for i in range(FIRST, FIRST + words):
         gone = sets[NOW, i] & ~sets[which, i]
         sets[NOW, i] ^= gone

@@ -28,6 +28,7 @@ from rtp.core.master.owner_sets import (
     EMPTIED,
     FIRST,
     FIRST_SET,
+    LIMIT,
     LIVES,
     NOW,
     PLANES,
@@ -37,8 +38,13 @@ from rtp.core.master.owner_sets import (
     strip_some,
 )
 from rtp.core.master.rank_bits import NO_BIT, RankBits, num_lives
-from rtp.core.types import HASH_BYTES, BoolArray, FloatArray, Hashes, Tier, num_hashes
+from rtp.core.types import HASH_BYTES, BoolArray, FloatArray, Hashes, Tier
 
+DEVICE = Tier.DEVICE
+REMOVED = [2 * plane for plane in PLANES]
+ADDED = [2 * plane + 1 for plane in PLANES]
+KEPT_SLOTS = 256
+"""A rank's table of arrivals is kept when they are over, unless it is larger."""
 NOTHING = np.zeros(0)
 
 
@@ -62,12 +68,11 @@ class PrefixMap:
 
     def __init__(self, capacity: int, max_blocks: int = 4_000_000) -> None:
         self.capacity = capacity
-        self.max_blocks = max_blocks
-        self.version = 0
-        """Goes up with whatever may change a match."""
         self._keys = KeyTable()
         self._sets = OwnerSets(num_lives(capacity))
+        self._sets.tally[LIMIT] = max_blocks
         self._bits = RankBits(capacity, self._sets)
+        self._bit_of = self._bits.bit_of
         self._pending = [EMPTY] * capacity
         """Per rank: a table of arrivals, as the kernels use it."""
         self._trail = np.zeros((kernels.TRAIL, 2), np.int64)
@@ -90,18 +95,17 @@ class PrefixMap:
     def add(self, rank: int, hashes: Hashes, tier: Tier) -> None:
         """The rank holds these blocks in this tier. On device this confirms their arrivals."""
         if hashes:
-            self._change(rank, hashes, tier, True)
+            self._run(kernels.change, rank, hashes, tier is DEVICE, ADDED[tier])
 
     def remove(self, rank: int, hashes: Hashes, tier: Tier) -> None:
         """The rank no longer holds these blocks in this tier; pending arrivals stay."""
-        if hashes and self._bits.bit_of[rank] != NO_BIT:
-            self._change(rank, hashes, tier, False)
+        if hashes and self._bit_of[rank] != NO_BIT:
+            self._run(kernels.change, rank, hashes, tier is DEVICE, REMOVED[tier])
 
     def promise(self, rank: int, prefix_closed: bool) -> None:
         """Whether each block this rank holds (on device; on device or host) has its whole prefix
         there too, because tails leave first. Where all owners promise, a match jumps instead of
         walking. Holds until drop_rank; no promise before."""
-        self.version += 1
         self._bits.promise(rank, prefix_closed)
 
     # ---------------------------------------------------------------- what the Master expects
@@ -115,9 +119,7 @@ class PrefixMap:
         more; what the rank has needs nobody's promise.
         """
         self._run(kernels.arrive, rank, hashes, True, held)
-        first = self._sets.tally.item(COUNTED)
-        self.version += first < num_hashes(hashes)
-        return hashes[first * HASH_BYTES :] if hashes else hashes
+        return hashes[self._sets.tally.item(COUNTED) * HASH_BYTES :]
 
     def settle(self, rank: int, hashes: Hashes) -> None:
         """Takes back one arrival of each block; blocks neither confirmed nor still awaited go.
@@ -125,31 +127,29 @@ class PrefixMap:
         Of two arrivals of a block with one confirmed, the first to settle is taken for that one;
         when both have settled nothing is left. After drop_rank it does nothing.
         """
-        if self._pending[rank] is EMPTY or not hashes:
+        pending = self._pending[rank]
+        if pending is EMPTY:
             return
-        self._run(kernels.settle, rank, hashes, True)
-        self.version += self._sets.tally.item(COUNTED)
-        if not num_keys(self._pending[rank]):
+        self._run(kernels.settle, rank, hashes, True, 0)
+        if len(pending) > KEPT_SLOTS and not num_keys(pending):
             self._pending[rank] = EMPTY
 
     # ---------------------------------------------------------------- ranks that come and go
 
     def drop_rank(self, rank: int) -> None:
         """The rank is gone: no credit from now on, arrivals and promise forgotten. O(1)."""
-        self.version += 1
         self._bits.retire(rank)
         self._bits.promise(rank, False)
         self._pending[rank] = EMPTY
 
     def clear_rank(self, rank: int) -> None:
         """The rank holds nothing any more; what is arriving still arrives. O(pending arrivals)."""
-        self.version += 1
         self._bits.retire(rank)
         entries = self._pending[rank][:-HEADER]
         arriving = entries[entries[:, 1] & kernels.WAITING != 0]
         if len(arriving):
             arriving[:, 1] = arriving[:, 0]  # a hash ends with its key
-            self._run(kernels.change, rank, arriving.tobytes(), False, 0, True)
+            self._run(kernels.change, rank, arriving.tobytes(), False, ADDED[DEVICE])
 
     def sweep(self, budget: int) -> bool:
         """Goes over up to `budget` owner sets and slots for keys, 10 ns each, and takes dead lives
@@ -191,26 +191,21 @@ class PrefixMap:
 
     # ---------------------------------------------------------------- owner sets of blocks
 
-    def _change(self, rank: int, hashes: Hashes, tier: Tier, on: bool) -> None:
-        self.version += 1
-        self._run(kernels.change, rank, hashes, tier is Tier.DEVICE, PLANES[tier], on)
-
     def _run(
-        self, kernel: Callable[..., int], rank: int, hashes: Hashes, arrivals: bool, *more: object
+        self, kernel: Callable[..., int], rank: int, hashes: Hashes, arrivals: bool, what: int
     ) -> None:
         """One of the kernels that change the map. arrivals: it is about those of the rank too."""
-        life = self._bits.bit_of[rank]
+        life = self._bit_of[rank]
         if life == NO_BIT:
             life = self._begin_life(rank)
         keys, sets = self._keys, self._sets
-        at, num = 0, num_hashes(hashes)
+        at = 0
         while True:
             pending = self._pending[rank] if arrivals else EMPTY
             at = kernel(
-                hashes, at, keys.slots, keys.old, pending, sets.rows, sets.tally, life,
-                self.max_blocks, *more,
-            )  # fmt: skip
-            if at == num:
+                hashes, at, keys.slots, keys.old, pending, sets.rows, sets.tally, life, what
+            )
+            if at == kernels.ALL:
                 break
             if full(keys.slots):
                 keys.grow()
@@ -260,7 +255,7 @@ class PrefixMap:
         """Asserts what holds between calls, recounted from the arrays. O(blocks)."""
         self._bits.check()
         self._keys.check()
-        assert self.num_blocks <= self.max_blocks
+        assert self.num_blocks <= self._sets.tally.item(LIMIT)
         self._sets.check(self._keys.entries()[:, 1].astype(np.int64))
         for rank, pending in enumerate(self._pending):
             if pending is not EMPTY:

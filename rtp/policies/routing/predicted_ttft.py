@@ -56,7 +56,8 @@ class PredictedTtft:
 
 
 @kernel(
-    "f8[::1](Array(f8, 2, 'C', readonly=True), Array(f8, 2, 'C', readonly=True), f8, f8, f8, f8)"
+    "f8[::1](Array(f8, 2, 'C', readonly=True), Array(f8, 2, 'C', readonly=True), f8, f8, f8, f8)",
+    makes_arrays=True,
 )
 def minus_cost_s(
     table: FloatArray,
