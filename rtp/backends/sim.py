@@ -7,8 +7,7 @@ is above 0), so that a page that is shared wrongly, stale or never written chang
 rows of a step read before any of them writes: a block that is shared in the step that fills it
 shows as well. `expected_tokens` computes the right output from the prompt alone.
 
-Seconds (design section 4): a step with prompt chunks costs `a + sum(b*new + c*new*(cached +
-new/2))`, one with decode rows `d + e*rows + f*context`, one with both the sum.
+Seconds by core/cost.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from rtp.core.cost import Cost
 from rtp.core.errors import ShapeError
 from rtp.core.ports import Capacity, Runner
 from rtp.core.steps import (
@@ -77,38 +77,6 @@ def build(
     return SimRunner(
         capacity, Rule(vocab_size, tuple(eos_ids), eos_every), cost, nonfinite_token, realtime
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Coefficients of a step, in seconds."""
-
-    a: float
-    b: float
-    c: float
-    d: float
-    e: float
-    f: float
-
-    @property
-    def empty_s(self) -> float:
-        """Of a step whatever its rows, and so of a dummy step."""
-        return min(self.a, self.d)
-
-    def step_s(self, rows: Sequence[Row]) -> float:
-        """A row of one token is taken for a decode."""
-        seconds = 0.0
-        chunks = [row for row in rows if row.num_new > 1]
-        if chunks:
-            seconds += self.a
-            for row in chunks:
-                seconds += self.b * row.num_new
-                seconds += self.c * row.num_new * (row.start + row.num_new / 2)
-        decodes = [row for row in rows if row.num_new == 1]
-        if decodes:
-            context = sum(row.start + 1 for row in decodes)
-            seconds += self.d + self.e * len(decodes) + self.f * context
-        return seconds
 
 
 @dataclass(frozen=True, slots=True)
