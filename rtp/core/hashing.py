@@ -8,15 +8,13 @@ workers compare all 128."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from struct import Struct
+from collections.abc import Callable
 
 import xxhash
 
 from rtp.core.types import HASH_BYTES, Hashes, Ids
 
 ID_BYTES = 4
-_LAST64 = Struct("=8xQ")
 Digest = Callable[[bytes], bytes]
 
 
@@ -57,12 +55,3 @@ def block_hashes(ids: Ids, block_size: int, seed: bytes, parent: bytes = b"") ->
         last = digest(last + ids[start : start + size])
         out.append(last)
     return b"".join(out)
-
-
-def low64(hashes: Hashes) -> Sequence[int]:
-    """The Master's keys: the last 64 bits of each hash, in the machine's byte order. A view of the
-    hashes, for most of a long prompt's keys are never looked at: an int is made when asked for."""
-    if len(hashes) == HASH_BYTES:
-        return _LAST64.unpack(hashes)
-    keys: Sequence[int] = memoryview(hashes).cast("Q")[1::2]
-    return keys

@@ -20,9 +20,9 @@ from bench.load import Load
 from bench.ticker import every_tick
 from rtp.config import MasterConfig
 from rtp.core.commands import Note
-from rtp.core.hashing import low64
 from rtp.core.types import HASH_BYTES, Tier
 from rtp.master import MasterServer
+from tests.support.keys import low64
 
 SECRET = b"0" * 32
 PROFILE = (1e-3, 1e-6, 0.0, 0.02, 2e-4, 1e-7)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rtp.core.events import Event
 from rtp.core.frontend.frontend import Frontend
-from rtp.core.hashing import low64
 from rtp.core.master.master import Master
 from rtp.core.types import Tier, WorkerId, split_hashes
 from rtp.core.virtual_time import Core, Process
 from rtp.core.worker.worker import Worker
 from tests.chaos.plant import AFFINITY_CHATS, KEPT_PLACEMENTS, Plant
 from tests.chaos.scenario import Scenario
+from tests.support.keys import low64
 
 OFTEN, SOMETIMES = 4, 16
 """Checks follow one event in so many, the costliest ones fewer. What goes wrong stays wrong."""

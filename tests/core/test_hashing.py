@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rtp.core.hashing import DIGESTS, block_hashes, low64, namespace
+from rtp.core.hashing import DIGESTS, block_hashes, namespace
 from rtp.core.types import pack_ids, split_hashes
 
 SEED = namespace(secret=b"s", revision="r")
@@ -41,13 +41,6 @@ def test_a_chain_can_be_continued_at_any_block(ids: list[int], blocks: int):
 def test_a_partial_block_has_no_hash():
     assert block_hashes(pack_ids(range(15)), 16, SEED) == b""
     assert len(block_hashes(pack_ids(range(47)), 16, SEED)) == 2 * 16
-
-
-def test_low64_is_the_last_half_of_each_hash():
-    hashes = block_hashes(pack_ids(range(64)), 16, SEED)
-    want = [int.from_bytes(h[8:], sys.byteorder) for h in split_hashes(hashes)]
-    assert list(low64(hashes)) == want
-    assert not low64(b"")
 
 
 def test_f02_two_processes_make_the_same_keys_and_a_secret_keeps_deployments_apart():

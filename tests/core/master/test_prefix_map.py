@@ -13,10 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rtp.core.hashing import block_hashes, low64, namespace
+from rtp.core.hashing import block_hashes, namespace
 from rtp.core.master.owner_sets import USED
 from rtp.core.master.prefix_map import PrefixMap
 from rtp.core.types import HASH_BYTES, Tier, pack_ids
+from tests.support.keys import low64
 
 
 def named(keys: Sequence[int]) -> bytes:

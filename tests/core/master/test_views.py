@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from rtp.core.events import From
-from rtp.core.hashing import low64
 from rtp.core.messages import Delta, KeyChange, Poll, Snapshot
 from rtp.core.types import Tier
 from tests.support.fleet import Fleet, hashes_of
+from tests.support.keys import low64
 
 PROMPT = range(512)
 
