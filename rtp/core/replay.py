@@ -11,20 +11,17 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-import numpy as np
-
 from rtp.core.events import Begin
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.master.master import Master
 from rtp.core.messages import Register
-from rtp.core.outcomes import Outcome, Outcomes
+from rtp.core.outcomes import Outcomes
 from rtp.core.policy import Routing
 from rtp.core.ports import Runner
+from rtp.core.replayed import Replayed, replayed
 from rtp.core.trace import TraceRow
 from rtp.core.types import (
-    FloatArray,
     FrontendId,
-    IntArray,
     RequestId,
     Role,
     SamplingParams,
@@ -59,37 +56,6 @@ class Fleet:
     """Of one message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """What became of every row, in the trace's order. Arrays of one entry a row."""
-
-    outcomes: list[Outcome]
-    ranks: IntArray
-    """Where its last attempt ran, counted over the fleet; -1: nowhere."""
-    ttft_s: FloatArray
-    """From arrival to first token; NaN where none came."""
-    waited_s: FloatArray
-    """From arrival to the last grant; NaN where there was none."""
-    new_tokens: IntArray
-    """Prompt tokens that were computed; 0 where none were."""
-    prompt_tokens: IntArray
-    num_holds: int
-    """Times a request was held for a busy rank."""
-    end_s: float
-    """When the last request had ended, since the first arrival."""
-
-    @property
-    def hit_ratio(self) -> float:
-        """Share of all prompt tokens that were found in a cache."""
-        return 1.0 - float(self.new_tokens.sum()) / max(1, int(self.prompt_tokens.sum()))
-
-    def imbalance(self, num_ranks: int) -> float:
-        """Prompt tokens computed by the busiest rank over the mean."""
-        placed = self.ranks >= 0
-        work = np.bincount(self.ranks[placed], self.new_tokens[placed], minlength=num_ranks)
-        return float(work.max() / work.mean())
-
-
 def replay(
     rows: Sequence[TraceRow],
     fleet: Fleet,
@@ -99,15 +65,17 @@ def replay(
     decode: bool = True,
     early: bool = False,
     salt: int = 0,
+    progress: Callable[[float], None] | None = None,
     **master: Any,
 ) -> Replayed:
     """Runs all rows to their ends. decode: False ends every request with its first token.  early:
-    requests are bound as they arrive and queue at their ranks, as most routers do it.  master:
-    options of the Master. Any: as its constructor has them. Raises RuntimeError if it gets stuck.
+    requests are bound as they arrive and queue at their ranks, as most routers do it.  progress:
+    told the share of rows that have ended, now and then.  master: options of the Master. Any: as
+    its constructor has them. Raises RuntimeError if it gets stuck.
     """
     if early:
         master["lead_s"] = inf
-    return _Run(rows, fleet, Master(1, routing, **master), speed, decode, early, salt).run()
+    return _Run(rows, fleet, Master(1, routing, **master), speed, decode, early, salt).run(progress)
 
 
 class _Run:
@@ -141,8 +109,10 @@ class _Run:
         for index in range(fleet.workers):
             self._add_worker(WorkerId(f"w{index}"))
         self._next = 0
+        self._progress: Callable[[float], None] | None = None
 
-    def run(self) -> Replayed:
+    def run(self, progress: Callable[[float], None] | None) -> Replayed:
+        self._progress = progress
         self._world.run(JOINED_S)
         self._plan_next()
         count = len(self._rows)
@@ -200,6 +170,8 @@ class _Run:
         while self._next < len(self._rows) and self._rows[self._next].arrival_s == at:
             self._world.tell(self._frontend, self._begin(self._next, self._rows[self._next]))
             self._next += 1
+        if self._progress is not None:
+            self._progress(self._outcomes.num_over / len(self._rows))
         self._plan_next()
 
     def _begin(self, index: int, row: TraceRow) -> Begin:
@@ -219,27 +191,12 @@ class _Run:
         )
 
     def _result(self) -> Replayed:
-        outcomes = list(self._outcomes.by_id.values())
-        nan = float("nan")
-        first = [nan if o.first_token_at is None else o.first_token_at for o in outcomes]
-        grants = [o.grants[-1] if o.grants else None for o in outcomes]
-        begun = np.array([o.begun_at for o in outcomes])
-        granted = np.array([nan if grant is None else grant[0] for grant in grants])
-        prompt = np.array([row.num_tokens for row in self._rows], dtype=np.int64)
-        cached = np.array([o.cached_tokens for o in outcomes], dtype=np.int64)
-        started = np.array([o.first_token_at is not None for o in outcomes], dtype=np.bool_)
-        return Replayed(
-            outcomes=outcomes,
-            ranks=np.array(
-                [-1 if g is None else self._places[g[1].worker_id, g[1].rank] for g in grants],
-                dtype=np.int64,
-            ),
-            ttft_s=np.array(first) - begun,
-            waited_s=granted - begun,
-            new_tokens=np.where(started, prompt - cached, 0),
-            prompt_tokens=prompt,
+        return replayed(
+            self._rows,
+            list(self._outcomes.by_id.values()),
+            self._places,
+            start_s=JOINED_S,
             num_holds=sum(pool.window.num_holds for pool in self._master.fleet.pools.values()),
-            end_s=self._world.now - JOINED_S,
         )
 
 

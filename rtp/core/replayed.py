@@ -1,0 +1,153 @@
+"""What a replay tells: a column per fact, with one entry a row of the trace."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rtp.core.messages import Grant
+from rtp.core.outcomes import Outcome
+from rtp.core.trace import TraceRow
+from rtp.core.types import FloatArray, IntArray
+
+NAN = float("nan")
+FAILED_TYPE = "<U48"
+"""Of `failed`: so much of a reason is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """Arrays of one entry a row, in the trace's order. Times in seconds since the first arrival."""
+
+    arrival_s: FloatArray
+    granted_s: FloatArray
+    """Its last grant; NaN where there was none, or nobody outside sees it (a live run)."""
+    first_s: FloatArray
+    """Its first token; NaN where none came."""
+    ended_s: FloatArray
+    """Its end, whichever it was."""
+    ranks: IntArray
+    """Where its last attempt ran, counted over the fleet; -1: nowhere, or it is not known."""
+    prompt_tokens: IntArray
+    cached_tokens: IntArray
+    """Prompt tokens that were found in a cache; 0 where no first token came."""
+    output_tokens: IntArray
+    """Generated, by however many attempts."""
+    attempts: IntArray
+    """Grants that it got."""
+    failed: npt.NDArray[np.str_]
+    """Why it failed, as "503 service_unavailable"; "" where it did not."""
+    num_holds: int = 0
+    """Times a request was held for a busy rank."""
+    outcomes: list[Outcome] = field(default_factory=list)
+    """What a run in virtual time delivered, where it was kept."""
+
+    @property
+    def ttft_s(self) -> FloatArray:
+        """From arrival to first token; NaN where none came."""
+        return self.first_s - self.arrival_s
+
+    @property
+    def waited_s(self) -> FloatArray:
+        """From arrival to the last grant; NaN where there was none."""
+        return self.granted_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> FloatArray:
+        """Mean time of the output tokens after the first; NaN where there are none."""
+        later = np.where(self.ok & (self.output_tokens > 1), self.output_tokens - 1.0, np.nan)
+        return (self.ended_s - self.first_s) / later
+
+    @property
+    def ok(self) -> npt.NDArray[np.bool_]:
+        """Whether it came to its proper end."""
+        return np.asarray(self.failed == "", dtype=np.bool_)
+
+    @property
+    def new_tokens(self) -> IntArray:
+        """Prompt tokens that were computed; 0 where no first token came."""
+        return np.where(np.isnan(self.first_s), 0, self.prompt_tokens - self.cached_tokens)
+
+    @property
+    def end_s(self) -> float:
+        """When the last request had ended."""
+        return float(self.ended_s.max(initial=0.0))
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of all prompt tokens that were found in a cache."""
+        return 1.0 - float(self.new_tokens.sum()) / max(1, int(self.prompt_tokens.sum()))
+
+    def imbalance(self, num_ranks: int) -> float:
+        """Prompt tokens computed by the busiest rank over the mean."""
+        placed = self.ranks >= 0
+        work = np.bincount(self.ranks[placed], self.new_tokens[placed], minlength=num_ranks)
+        return float(work.max() / work.mean()) if work.any() else 1.0
+
+    def columns_only(self) -> Self:
+        """Without the outcomes, which take most of the memory."""
+        return replace(self, outcomes=[])
+
+    def to_bytes(self) -> bytes:
+        """The columns, for another process."""
+        file = io.BytesIO()
+        kept = [f.name for f in fields(self) if f.name != "outcomes"]
+        np.savez(file, allow_pickle=False, **{n: np.asarray(getattr(self, n)) for n in kept})
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The opposite of to_bytes(); there are no outcomes."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as columns:
+            kept = {name: columns[name] for name in columns.files}
+        return cls(**kept | {"num_holds": int(kept["num_holds"])})
+
+
+def replayed(
+    rows: Sequence[TraceRow],
+    outcomes: list[Outcome],
+    places: Mapping[tuple[str, int], int],
+    *,
+    start_s: float,
+    num_holds: int,
+) -> Replayed:
+    """outcomes: one a row.  places: (worker, rank) -> rank counted over the fleet.  start_s: the
+    world's time of the first arrival."""
+    grants = [o.grants[-1] if o.grants else None for o in outcomes]
+    started = np.array([o.first_token_at is not None for o in outcomes], dtype=np.bool_)
+    cached = np.array([o.cached_tokens for o in outcomes], dtype=np.int64)
+    return Replayed(
+        arrival_s=_times([o.begun_at for o in outcomes], start_s),
+        granted_s=_times([None if grant is None else grant[0] for grant in grants], start_s),
+        first_s=_times([o.first_token_at for o in outcomes], start_s),
+        ended_s=_times([o.ended_at for o in outcomes], start_s),
+        ranks=_ints([-1 if g is None else _place(g[1], places) for g in grants]),
+        prompt_tokens=_ints([row.num_tokens for row in rows]),
+        cached_tokens=np.where(started, cached, 0),
+        output_tokens=_ints([sum(len(c.ids) for c in o.choices.values()) for o in outcomes]),
+        attempts=_ints([len(o.grants) for o in outcomes]),
+        failed=np.array([_reason(o) for o in outcomes], dtype=FAILED_TYPE),
+        num_holds=num_holds,
+        outcomes=outcomes,
+    )
+
+
+def _times(values: Sequence[float | None], start_s: float) -> FloatArray:
+    return np.array([NAN if v is None else v for v in values], dtype=np.float64) - start_s
+
+
+def _ints(values: Sequence[int]) -> IntArray:
+    return np.array(values, dtype=np.int64)
+
+
+def _place(grant: Grant, places: Mapping[tuple[str, int], int]) -> int:
+    return places[grant.worker_id, grant.rank]
+
+
+def _reason(outcome: Outcome) -> str:
+    return f"{outcome.failed.status} {outcome.failed.code}" if outcome.failed is not None else ""

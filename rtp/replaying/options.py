@@ -1,0 +1,91 @@
+"""Options that several commands share: which trace, which cluster."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from rtp.backends import sim
+from rtp.config import Positive, Settings, option
+from rtp.core.replay import Fleet
+from rtp.core.trace import TraceRow
+from rtp.io.traces import Trace, read_mooncake
+
+LLAMA_70B = (7e-3, 111e-6, 2.1e-9, 20e-3, 1e-3, 1e-7)
+LONGEST_OUTPUT = 4096
+
+
+class TraceOptions(Settings):
+    """Which rows are replayed."""
+
+    trace: Path | None = option(None, "The trace, gzipped or not.", "trace", "FILE")
+    rows: Positive | None = option(None, "Only so many, the first ones.", "trace", "N")
+
+    @model_validator(mode="after")
+    def _has_a_trace(self) -> Self:
+        if self.trace is None:
+            raise ValueError("give --trace FILE")
+        return self
+
+    def read(self) -> Trace:
+        """The trace, cut to the rows wanted. Raises OSError, ConfigError where none is left."""
+        assert self.trace is not None
+        trace = read_mooncake(self.trace)
+        return Trace(trace.rows[: self.rows], trace.block_size, trace.bad, trace.num_blank)
+
+
+class ClusterOptions(Settings):
+    """Which simulated workers there are."""
+
+    workers: Positive = option(8, "Workers.", "cluster", "N")
+    dp: Positive = option(1, "Ranks of each worker.", "cluster", "RANKS")
+    kv_blocks: Positive | None = option(
+        None, "Blocks a rank's cache holds; default: no limit.", "cluster", "BLOCKS"
+    )
+    max_batch_tokens: Positive = option(8192, "Tokens one step may compute.", "cluster", "TOKENS")
+    max_rows: Positive = option(64, "Rows of one step.", "cluster")
+    latency_s: Annotated[float, Field(ge=0)] = option(
+        0.0002, "Of one message.", "cluster", "SECONDS"
+    )
+
+    def fleet(self, rows: list[TraceRow], block_size: int) -> Fleet:
+        """The cluster, its caches large enough for the longest of the rows."""
+        longest = max((row.num_tokens + row.num_output for row in rows), default=1)
+        everything = sum(-(-(row.num_tokens + row.num_output) // block_size) for row in rows)
+        num_blocks = self.kv_blocks or everything + self.max_rows
+        a, b, c, d, e, f = LLAMA_70B
+        return Fleet(
+            runner=lambda: sim.build(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_model_len=longest + 1,
+                contents=False,
+                a=a,
+                b=b,
+                c=c,
+                d=d,
+                e=e,
+                f=f,
+            ),
+            profile=LLAMA_70B,
+            workers=self.workers,
+            ranks=self.dp,
+            max_batch_tokens=self.max_batch_tokens,
+            max_rows=self.max_rows,
+            latency_s=self.latency_s,
+        )
+
+
+class RunOptions(Settings):
+    """How rows become load, and how many runs go on at once."""
+
+    speed: Annotated[float, Field(gt=0, allow_inf_nan=False)] = option(
+        1.0, "Arrivals come so many times as fast.", "load", "FACTOR"
+    )
+    decode: bool = option(True, "false ends each request with its first token.", "load")
+    seed: Annotated[int, Field(ge=0)] = option(0, "Of everything that is drawn.", "load")
+    jobs: Positive = option(os.cpu_count() or 1, "Runs at once, each on a core.", "run", "N")
+    master: dict[str, Any] = option({}, "Options of the Master (--set master.x=y).", "run")

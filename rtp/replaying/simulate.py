@@ -1,0 +1,59 @@
+"""Runs of a trace in virtual time, several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rtp.core import plugins
+from rtp.core.replay import Fleet, replay
+from rtp.core.replayed import Replayed
+from rtp.core.trace import TraceRow
+from rtp.replaying.parallel import run_all
+from rtp.replaying.progress import Bars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run: the arguments of rtp.core.replay, the policy by its name."""
+
+    name: str
+    """For people."""
+    rows: Sequence[TraceRow]
+    fleet: Fleet
+    routing: str
+    params: dict[str, Any] = field(default_factory=dict)
+    """Of the policy."""
+    early: bool = False
+    speed: float = 1.0
+    decode: bool = True
+    salt: int = 0
+    master: dict[str, Any] = field(default_factory=dict)
+    """Options of the Master."""
+
+    def run(self, progress: Callable[[float], None] | None = None) -> Replayed:
+        """In this process. Raises ConfigError for a policy or parameters that are none."""
+        return replay(
+            self.rows,
+            self.fleet,
+            plugins.build("routing", self.routing, **self.params),
+            speed=self.speed,
+            decode=self.decode,
+            early=self.early,
+            salt=self.salt,
+            progress=progress,
+            **self.master,
+        )
+
+
+def simulate(jobs: Sequence[Job], cores: int) -> list[Replayed]:
+    """Runs them on so many cores, shows progress on stderr. Results, without outcomes, in the
+    order of the jobs."""
+
+    def work(job: Job) -> Callable[[Callable[[float], None]], bytes]:
+        return lambda progress: job.run(progress).to_bytes()
+
+    with Bars([job.name for job in jobs]) as shown:
+        results = run_all([work(job) for job in jobs], cores, shown)
+    return [Replayed.from_bytes(result) for result in results]
