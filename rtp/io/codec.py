@@ -78,13 +78,15 @@ class FrameDecoder(Generic[T]):
             if len(partial) < 4 or len(partial) < 4 + self._length(partial, 0):
                 return []
             data, self._partial = partial, bytearray()
-        view, decode = memoryview(data), self._decode
+        view, decode, length_at = memoryview(data), self._decode, _LENGTH.unpack_from
         messages: list[T] = []
-        start, end = 0, len(view)
+        start, end, most = 0, len(view), self._max
         try:
             while end - start >= 4:
-                stop = start + 4 + self._length(view, start)
-                if stop > end:
+                (length,) = length_at(view, start)
+                stop = start + 4 + length
+                if stop > end or length > most:
+                    self._length(view, start)  # raises where it is too long
                     break
                 message = decode(view[start + 4 : stop])
                 check = _CHECKS.get(type(message))

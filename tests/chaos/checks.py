@@ -50,8 +50,7 @@ class Checks:
         assert master.idle(), "the ledger is not zero"
         assert master.map.num_arriving() == 0
         assert master.tenants.num_open == 0, "a tenant's charge is not settled"
-        assert len(master.chats.prefill) <= AFFINITY_CHATS
-        assert len(master.chats.decode) <= AFFINITY_CHATS
+        assert len(master.chats) <= AFFINITY_CHATS
         assert len(master.placements.last(100)) <= KEPT_PLACEMENTS
         assert {member.worker_id for member in master.fleet.members} == set(world.workers)
         for frontend in world.frontends.values():

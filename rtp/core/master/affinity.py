@@ -19,20 +19,26 @@ FORGET_EVERY = 8
 """
 
 
-class _Last(msgspec.Struct, frozen=True, gc=False):
+Where = tuple[WorkerId, int]
+
+
+class _Last(msgspec.Struct, gc=False):
     """Where a chat was served last. No tuple: a collector would look at each of 100,000."""
 
     at: float
     worker_id: WorkerId
     rank: int
+    decode_worker_id: WorkerId | None = None
+    decode_rank: int = -1
 
 
 Shard = OrderedDict[str, _Last]
 
 
 class Affinity:
-    """(tenant, chat id) -> (worker id, rank), at most `capacity` chats, each for `age_s` after
-    its last use. Worker ids outlive restarts, so a chat finds its machine again."""
+    """(tenant, chat id) -> (worker id, rank), and the decode rank beside it; at most `capacity`
+    chats, each for `age_s` after its last use. Worker ids outlive restarts, so a chat finds its
+    machine again."""
 
     def __init__(self, capacity: int, age_s: float) -> None:
         num_shards = max(1, capacity // SHARD_CHATS)
@@ -44,20 +50,26 @@ class Affinity:
     def __len__(self) -> int:
         return sum(map(len, self._shards))
 
-    def find(self, tenant: str, chat_id: str, now: float) -> tuple[WorkerId, int] | None:
-        if not chat_id:
+    def find(self, tenant: str, chat_id: str, now: float) -> Where | None:
+        """Where its prompts were computed last."""
+        last = self._last(tenant, chat_id, now)
+        return None if last is None else (last.worker_id, last.rank)
+
+    def find_decode(self, tenant: str, chat_id: str, now: float) -> Where | None:
+        """Where its tokens were generated last, if its model splits requests."""
+        last = self._last(tenant, chat_id, now)
+        if last is None or last.decode_worker_id is None:
             return None
-        key, shard = self._place(tenant, chat_id)
-        found = shard.get(key)
-        if found is None:
-            return None
-        if now - found.at > self._age_s:
-            del shard[key]
-            return None
-        return found.worker_id, found.rank
+        return last.decode_worker_id, last.decode_rank
 
     def remember(
-        self, tenant: str, chat_id: str, worker_id: WorkerId, rank: int, now: float
+        self,
+        tenant: str,
+        chat_id: str,
+        worker_id: WorkerId,
+        rank: int,
+        now: float,
+        decode: Where | None = None,
     ) -> None:
         if not chat_id:
             return
@@ -65,10 +77,26 @@ class Affinity:
         self._num_remembered += 1
         if self._num_remembered % FORGET_EVERY == 0:
             self._forget_old(shard, now)
-        shard[key] = _Last(now, worker_id, rank)
-        shard.move_to_end(key)
-        if len(shard) > self._shard_capacity:
-            shard.popitem(last=False)
+        last = shard.get(key)
+        if last is None:
+            last = shard[key] = _Last(now, worker_id, rank)
+            if len(shard) > self._shard_capacity:
+                shard.popitem(last=False)
+        else:
+            last.at, last.worker_id, last.rank = now, worker_id, rank
+            shard.move_to_end(key)
+        if decode is not None:
+            last.decode_worker_id, last.decode_rank = decode
+
+    def _last(self, tenant: str, chat_id: str, now: float) -> _Last | None:
+        if not chat_id:
+            return None
+        key, shard = self._place(tenant, chat_id)
+        last = shard.get(key)
+        if last is not None and now - last.at > self._age_s:
+            del shard[key]
+            return None
+        return last
 
     def _place(self, tenant: str, chat_id: str) -> tuple[str, Shard]:
         """Its key (a length tells where the tenant ends), and the shard."""
@@ -82,12 +110,3 @@ class Affinity:
             if now - shard[oldest].at <= self._age_s:
                 return
             del shard[oldest]
-
-
-class Chats:
-    """Where a chat's prompts were computed last, and where its tokens; one place where requests are
-    not split."""
-
-    def __init__(self, capacity: int, age_s: float) -> None:
-        self.prefill = Affinity(capacity, age_s)
-        self.decode = Affinity(capacity, age_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from rtp.core.commands import Command, Note, Send
-from rtp.core.master.affinity import Chats
+from rtp.core.master.affinity import Affinity
 from rtp.core.master.booking import Booking
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.ledger import Ledger
@@ -26,7 +26,7 @@ class Grants:
         ranks: Ranks,
         ledger: Ledger,
         fleet: Fleet,
-        chats: Chats,
+        chats: Affinity,
         queue: dict[RequestId, Waiting],
         lease_s: float,
     ) -> None:
@@ -92,7 +92,6 @@ class Grants:
         if partner is not None:
             booking.decode = _reservation(booking, partner, expected)
         self._ledger.charge(booking, ask.hashes, choice.matched_tokens // pool.block_size)
-        self._chats.prefill.remember(ask.tenant, ask.chat_id, member.worker_id, rank, now)
         facts: dict[str, object] = {
             "request_id": ask.request_id,
             "attempt": ask.attempt,
@@ -102,10 +101,12 @@ class Grants:
             "new_tokens": choice.new_tokens,
             "waited_s": now - waiting.arrival,
         }
+        goes_on = None
         if pool.pairs is not None:
             to = grant.decode or grant
+            goes_on = to.worker_id, to.rank
             facts |= {"decode_worker_id": to.worker_id, "decode_rank": to.rank}
-            self._chats.decode.remember(ask.tenant, ask.chat_id, to.worker_id, to.rank, now)
+        self._chats.remember(ask.tenant, ask.chat_id, member.worker_id, rank, now, goes_on)
         return [Send(ask.frontend_id, grant), Note("request.placed", facts)]
 
     def _place(self, ask: Ask, row: int) -> Place:

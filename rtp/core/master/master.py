@@ -13,7 +13,7 @@ from typing import Any
 from rtp.core.commands import Command
 from rtp.core.events import Event, From, FrontendDown, FrontendUp, LinkDown, LinkUp, LoopBusy, Tick
 from rtp.core.master.admission import Admission
-from rtp.core.master.affinity import Chats
+from rtp.core.master.affinity import Affinity
 from rtp.core.master.booking import Booking
 from rtp.core.master.early import Early
 from rtp.core.master.external import External
@@ -88,7 +88,7 @@ class Master:
         self.ledger = Ledger(self.ranks, self.map, self.tenants, LEASE_S + LEASE_MARGIN_S)
         self.fleet = Fleet(self.ranks, self.ledger, self.map, self.tenants, lead_s)
         self.links = Links(term, self.ranks, self.fleet)
-        self.chats = Chats(affinity_chats, affinity_age_s)
+        self.chats = Affinity(affinity_chats, affinity_age_s)
         self.placements = Placement(routing, self.map, self.fleet.place_of, kept_placements)
         self.admission = Admission(
             max_queue_requests=max_queue_requests,

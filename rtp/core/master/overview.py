@@ -52,8 +52,7 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
         "frontends": len(fleet.frontends),
         "stale_messages": fleet.num_stale,
         "bookings": len(master.ledger),
-        "affinity_chats": len(master.chats.prefill),
-        "decode_affinity_chats": len(master.chats.decode),
+        "affinity_chats": len(master.chats),
         "prefix_map": {"blocks": master.map.num_blocks, "arriving": master.map.num_arriving()},
         "cache": {
             "prompt_tokens": totals.prompt_tokens,

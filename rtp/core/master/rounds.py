@@ -16,7 +16,7 @@ from math import inf
 import numpy as np
 
 from rtp.core.commands import Command, Note
-from rtp.core.master.affinity import Chats
+from rtp.core.master.affinity import Affinity
 from rtp.core.master.fleet import Fleet
 from rtp.core.master.grants import Grants
 from rtp.core.master.grouping import MOST_TOGETHER
@@ -46,7 +46,7 @@ class Rounds:
         ranks: Ranks,
         fleet: Fleet,
         placement: Placement,
-        chats: Chats,
+        chats: Affinity,
         grants: Grants,
         no_room: Callable[[Waiting, float], list[Command]],
     ) -> None:
@@ -145,7 +145,7 @@ class Rounds:
         output = pool.outputs.expected(ask.tenant, ask.max_tokens)
         pairs, affine_decode_row = pool.pairs, -1
         if pairs is not None:
-            chat = self._chats.decode.find(ask.tenant, ask.chat_id, now)
+            chat = self._chats.find_decode(ask.tenant, ask.chat_id, now)
             affine_decode_row = self._fleet.row_of(chat)
         choice = self._placement.look(
             waiting,
@@ -153,7 +153,7 @@ class Rounds:
             pool.block_size,
             output,
             allowed=allowed if among is None else allowed & among,
-            affine_row=self._fleet.row_of(self._chats.prefill.find(ask.tenant, ask.chat_id, now)),
+            affine_row=self._fleet.row_of(self._chats.find(ask.tenant, ask.chat_id, now)),
             now=now,
             pairs=pairs,
             partners=allowed,

@@ -55,3 +55,14 @@ def test_many_chats_lie_in_small_tables_and_stay_bounded():
     for i in range(30_000):
         affinity.find("t", f"chat {i}", 61.0)
     assert len(affinity) == 0
+
+
+def test_where_a_chat_goes_on_is_kept_beside_where_it_began():
+    affinity = Affinity(10, 60.0)
+    affinity.remember("t", "c", HERE, 0, now=0.0)
+    assert affinity.find_decode("t", "c", 0.0) is None
+    affinity.remember("t", "c", HERE, 1, now=1.0, decode=(THERE, 2))
+    assert affinity.find("t", "c", 1.0) == (HERE, 1)
+    assert affinity.find_decode("t", "c", 1.0) == (THERE, 2)
+    assert affinity.find_decode("t", "c", 62.0) is None
+    assert len(affinity) == 0
