@@ -1,16 +1,20 @@
 """A trace through a whole cluster in virtual time: the Master, frontend and workers that serve.
 
 Nothing here decides anything; what a policy does in a replay it does in production. Requests arrive
-at their rows' times, divided by `speed`; a run is a function of its arguments alone.
+at their rows' times, or `think_s` after the end of the row they wait for (core/arrivals), both
+divided by `speed`; a run is a function of its arguments alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
+from rtp.core.arrivals import Arrivals
+from rtp.core.commands import Command, Ended, Failed
 from rtp.core.events import Begin
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.master.master import Master
@@ -28,6 +32,7 @@ from rtp.core.types import (
     WorkerId,
 )
 from rtp.core.virtual import Network, VirtualCluster
+from rtp.core.virtual_time import Process
 from rtp.core.worker.worker import Worker
 
 MODEL = "trace"
@@ -35,8 +40,10 @@ FRONTEND = FrontendId("f0")
 JOINED_S = 1.0
 """By then all workers have joined; the first request comes."""
 TIMEOUT_S = 3600.0
-LONGEST_RUN_S = 86_400.0
-"""A run that lasts longer after its last arrival is stuck."""
+STUCK_S = 86_400.0
+"""A run that lasts so long after its last arrival is stuck."""
+PROGRESS = 200
+"""Times that a run tells how far it is."""
 ID_BYTES = 4
 
 
@@ -97,10 +104,7 @@ class _Run:
         self._most_rows = 0 if early else fleet.max_rows
         self._salt = salt
         self._outcomes = Outcomes()
-        self._world = VirtualCluster(
-            Network(fleet.latency_s),
-            observe=lambda process, command: self._outcomes.take(command, self._world.now),
-        )
+        self._world = VirtualCluster(Network(fleet.latency_s), observe=self._observe)
         self._world.add_master(master)
         frontend = Frontend(FRONTEND, lambda model, skip: _Silent())
         self._frontend = self._world.add_frontend(FRONTEND, frontend, with_master=True)
@@ -108,7 +112,9 @@ class _Run:
         self._places: dict[tuple[str, int], int] = {}
         for index in range(fleet.workers):
             self._add_worker(WorkerId(f"w{index}"))
-        self._next = 0
+        self._arrivals = Arrivals(rows)
+        self._index_of: dict[RequestId, int] = {}
+        self._last_due_s = JOINED_S
         self._progress: Callable[[float], None] | None = None
 
     def run(self, progress: Callable[[float], None] | None) -> Replayed:
@@ -116,8 +122,11 @@ class _Run:
         self._world.run(JOINED_S)
         self._plan_next()
         count = len(self._rows)
-        end = JOINED_S + (self._rows[-1].arrival_s if self._rows else 0.0) / self._speed
-        self._world.run_while(lambda: self._outcomes.num_over < count, end + LONGEST_RUN_S)
+        self._world.run_while(
+            lambda: (
+                self._outcomes.num_over < count and self._world.now <= self._last_due_s + STUCK_S
+            )
+        )
         if self._outcomes.num_over < count:
             raise RuntimeError(f"{count - self._outcomes.num_over} requests never ended")
         return self._result()
@@ -160,22 +169,36 @@ class _Run:
     # ------------------------------------------------------------ requests
 
     def _plan_next(self) -> None:
-        if self._next < len(self._rows):
-            at = JOINED_S + self._rows[self._next].arrival_s / self._speed
-            self._world.call(at, self._begin_due)
+        at = self._arrivals.next_s()
+        if at is not None:
+            self._plan(JOINED_S + at / self._speed, self._begin_due)
 
     def _begin_due(self) -> None:
         """All rows of this instant."""
-        at = self._rows[self._next].arrival_s
-        while self._next < len(self._rows) and self._rows[self._next].arrival_s == at:
-            self._world.tell(self._frontend, self._begin(self._next, self._rows[self._next]))
-            self._next += 1
-        if self._progress is not None:
-            self._progress(self._outcomes.num_over / len(self._rows))
+        for index in self._arrivals.take():
+            self._tell_begin(index)
         self._plan_next()
+
+    def _tell_begin(self, index: int) -> None:
+        self._world.tell(self._frontend, self._begin(index, self._rows[index]))
+
+    def _observe(self, process: Process, command: Command) -> None:
+        self._outcomes.take(command, self._world.now)
+        if isinstance(command, Ended | Failed):
+            over, count = self._outcomes.num_over, len(self._rows)
+            if self._progress is not None and over * PROGRESS % count < PROGRESS:
+                self._progress(over / count)
+            for index in self._arrivals.behind(self._index_of[command.request_id]):
+                at = self._world.now + self._rows[index].think_s / self._speed
+                self._plan(at, partial(self._tell_begin, index))
+
+    def _plan(self, at: float, begin: Callable[[], None]) -> None:
+        self._last_due_s = max(self._last_due_s, at)
+        self._world.call(at, begin)
 
     def _begin(self, index: int, row: TraceRow) -> Begin:
         request_id = RequestId(f"r{index}")
+        self._index_of[request_id] = index
         self._outcomes.begin(request_id, self._world.now)
         return Begin(
             request_id=request_id,
@@ -193,7 +216,7 @@ class _Run:
     def _result(self) -> Replayed:
         return replayed(
             self._rows,
-            list(self._outcomes.by_id.values()),
+            [self._outcomes.by_id[RequestId(f"r{index}")] for index in range(len(self._rows))],
             self._places,
             start_s=JOINED_S,
             num_holds=sum(pool.window.num_holds for pool in self._master.fleet.pools.values()),
