@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from rtp.core.steps import Row
+from rtp.core.types import FloatArray
 
+Number = TypeVar("Number", float, FloatArray)
+"""One or a column."""
 Coefficients = tuple[float, float, float, float, float, float]
 
 
@@ -39,8 +43,8 @@ class Cost:
     def coefficients(self) -> Coefficients:
         return self.a, self.b, self.c, self.d, self.e, self.f
 
-    def prefill_s(self, new: float, cached: float = 0.0) -> float:
-        """Of a prompt in one step, alone. Works on columns as well."""
+    def prefill_s(self, new: Number, cached: Number | float = 0.0) -> Number:
+        """Of a prompt in one step, alone."""
         return self.a + new * (self.b + self.c * (cached + 0.5 * new))
 
     def decode_s(self, rows: float, context: float) -> float:

@@ -81,7 +81,7 @@ class Replayed:
     @property
     def hit_ratio(self) -> float:
         """Share of all prompt tokens that were found in a cache."""
-        return 1.0 - float(self.new_tokens.sum()) / max(1, int(self.prompt_tokens.sum()))
+        return float(self.cached_tokens.sum()) / max(1, int(self.prompt_tokens.sum()))
 
     def imbalance(self, num_ranks: int) -> float:
         """Prompt tokens computed by the busiest rank over the mean."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rtp.backends import sim
 from rtp.config import Positive, Settings, option
+from rtp.core.master.master import Master
 from rtp.core.replay import Fleet
 from rtp.core.trace import TraceRow
 from rtp.io.traces import Trace, read_mooncake
 
 LLAMA_70B = (7e-3, 111e-6, 2.1e-9, 20e-3, 1e-3, 1e-7)
-LONGEST_OUTPUT = 4096
+NO_OPTIONS = frozenset({"term", "routing", "tenants", "prefix_map", "max_ranks"})
+"""Of the Master's constructor: they are objects, or given otherwise."""
 
 
 class TraceOptions(Settings):
@@ -89,3 +92,14 @@ class RunOptions(Settings):
     seed: Annotated[int, Field(ge=0)] = option(0, "Of everything that is drawn.", "load")
     jobs: Positive = option(os.cpu_count() or 1, "Runs at once, each on a core.", "run", "N")
     master: dict[str, Any] = option({}, "Options of the Master (--set master.x=y).", "run")
+
+    @field_validator("master")
+    @classmethod
+    def _are_the_masters(cls, options: dict[str, Any]) -> dict[str, Any]:
+        there_are = inspect.signature(Master).parameters.keys() - NO_OPTIONS
+        for name in options:
+            if name not in there_are:
+                raise ValueError(
+                    f"master.{name} is no setting; there are {', '.join(sorted(there_are))}"
+                )
+        return options

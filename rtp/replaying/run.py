@@ -1,21 +1,48 @@
-"""`python -m rtp.replay run`: a trace under one or more policies."""
+"""`python -m rtp.replay run`: a trace under one or more policies, simulated or live."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
-import msgspec
 import numpy as np
+from pydantic import Field
 
-from rtp.config import option
+from rtp.config import Positive, Seconds, Settings, option
+from rtp.core.arrivals import spread
+from rtp.core.cost import Cost
 from rtp.core.errors import ConfigError
+from rtp.core.replay import Fleet
+from rtp.core.replayed import Replayed
+from rtp.core.run_series import series
+from rtp.core.run_stats import Slo, Stats, stats
+from rtp.core.trace import TraceRow
+from rtp.io.traces import Trace
+from rtp.replaying import page, results
 from rtp.replaying.options import ClusterOptions, RunOptions, TraceOptions
+from rtp.replaying.repeat import command
+from rtp.replaying.results import PolicyResult, Result, Seeded, TraceFacts
 from rtp.replaying.simulate import Job, simulate
 
 EARLY = "@early"
 
 
-class Config(TraceOptions, ClusterOptions, RunOptions):
+class SloOptions(Settings):
+    """What counts as good."""
+
+    slo_ttft_s: Seconds = option(1.0, "Goal for the first token, with slo-factor.", "goal")
+    slo_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = option(
+        2.0, "The goal grows by so many times the prompt's own uncached prefill.", "goal"
+    )
+    slo_tpot_s: Seconds | None = option(None, "Goal for the mean of the other tokens.", "goal")
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(self.slo_ttft_s, self.slo_factor, self.slo_tpot_s)
+
+
+class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions):
     """`python -m rtp.replay run`: Replays a trace under policies, and compares them."""
 
     policy: tuple[str, ...] = option(
@@ -27,38 +54,124 @@ class Config(TraceOptions, ClusterOptions, RunOptions):
     params: dict[str, dict[str, Any]] = option(
         {}, "Parameters by policy (--set params.NAME.x=y).", "run"
     )
+    seeds: Positive | None = option(
+        None,
+        "Arrival seeds: each spreads rows inside the trace's grid and is a run; default: one run"
+        " of the times as they are.",
+        "load",
+        "N",
+    )
+    spread_s: Seconds | None = option(
+        None, "Spread rows of one instant over so long; default: the trace's grid.", "load"
+    )
+    out: Path | None = option(None, "Write the report to OUT.html and its data to OUT.json.", "run")
 
 
 def main(config: Config) -> int:
     trace = config.read()
-    fleet = config.fleet(trace.rows, trace.block_size)
-    unknown = set(config.params) - {name.removesuffix(EARLY) for name in config.policy}
+    unknown = set(config.params) - {routing_of(name) for name in config.policy}
     if unknown:
-        raise ConfigError(
-            f"params of {', '.join(sorted(unknown))}, which is no --policy of this run"
-        )
+        raise ConfigError(f"params of {', '.join(sorted(unknown))}, which no --policy names")
+    result = _simulated(config, trace)
+    print(results.table(result))
+    if config.out is not None:
+        write(result, config.out)
+    return 0
+
+
+def write(result: Result, out: Path) -> None:
+    """OUT.json and OUT.html. Raises OSError."""
+    out.with_name(out.name + ".json").write_bytes(results.to_json(result))
+    out.with_name(out.name + ".html").write_text(page.page(result), encoding="utf-8")
+
+
+def routing_of(name: str) -> str:
+    """NAME@early -> NAME"""
+    return name.removesuffix(EARLY)
+
+
+def trace_facts(trace: Trace, name: str) -> TraceFacts:
+    rows = trace.rows
+    return TraceFacts(
+        name=name,
+        rows=len(rows),
+        bad=len(trace.bad),
+        blank=trace.num_blank,
+        block_size=trace.block_size,
+        seconds=max((row.arrival_s for row in rows), default=0.0),
+        prompt_tokens=sum(row.num_tokens for row in rows),
+        output_tokens=sum(row.num_output for row in rows),
+    )
+
+
+def _simulated(config: Config, trace: Trace) -> Result:
+    fleet = config.fleet(trace.rows, trace.block_size)
+    seeds = [config.seed + i for i in range(config.seeds or 1)]
+    arrivals = [_arrivals(config, trace.rows, seed) for seed in seeds]
     jobs = [
         Job(
-            name=name,
-            rows=trace.rows,
+            name=name if len(seeds) == 1 else f"{name}, seed {seed}",
+            rows=rows,
             fleet=fleet,
-            routing=name.removesuffix(EARLY),
-            params=config.params.get(name.removesuffix(EARLY), {}),
+            routing=routing_of(name),
+            params=config.params.get(routing_of(name), {}),
             early=name.endswith(EARLY),
             speed=config.speed,
             decode=config.decode,
-            salt=config.seed,
+            salt=seed,
             master=config.master,
         )
         for name in config.policy
+        for seed, rows in zip(seeds, arrivals, strict=True)
     ]
-    for job, run in zip(jobs, simulate(jobs, config.jobs), strict=True):
-        p50, p95 = np.nanpercentile(run.ttft_s, [50, 95])
-        facts = {
-            "policy": job.name,
-            "ttft_p50_s": float(p50),
-            "ttft_p95_s": float(p95),
-            "hit": run.hit_ratio,
-        }
-        print(msgspec.json.encode(facts).decode())
-    return 0
+    runs = simulate(jobs, config.jobs)
+    policies = []
+    for number, name in enumerate(config.policy):
+        ours = runs[number * len(seeds) : (number + 1) * len(seeds)]
+        policies.append(
+            PolicyResult(
+                name=name,
+                routing=routing_of(name),
+                early=name.endswith(EARLY),
+                params=config.params.get(routing_of(name), {}),
+                runs=[
+                    Seeded(seed, figures(run, config.slo, fleet))
+                    for seed, run in zip(seeds, ours, strict=True)
+                ],
+                series=series(ours[0]),
+                differences={},
+            )
+        )
+    return results.make(
+        command=command("run", config),
+        trace=trace_facts(trace, _name(config)),
+        where=_cluster(config),
+        load={"speed": config.speed, "decode": config.decode, "seeds": config.seeds},
+        slo=results.describe_slo(config.slo),
+        policies=results.compare(policies),
+    )
+
+
+def figures(run: Replayed, slo: Slo, fleet: Fleet) -> Stats:
+    """Of a run on this cluster."""
+    cost = Cost(*fleet.profile)
+    new = run.new_tokens.astype(np.float64)
+    alone_s = cost.prefill_s(run.prompt_tokens.astype(np.float64))
+    own_s = cost.prefill_s(new, run.cached_tokens.astype(np.float64))
+    return stats(run, slo, np.asarray(alone_s), np.asarray(own_s), fleet.workers * fleet.ranks)
+
+
+def _arrivals(config: Config, rows: Sequence[TraceRow], seed: int) -> Sequence[TraceRow]:
+    if config.seeds is None and config.spread_s is None:
+        return rows
+    return spread(rows, seed, config.spread_s)
+
+
+def _name(config: Config) -> str:
+    assert config.trace is not None
+    return config.trace.name
+
+
+def _cluster(config: Config) -> dict[str, Any]:  # Any: what JSON holds
+    """The options that were given or matter, for people."""
+    return {name: getattr(config, name) for name in ClusterOptions.model_fields}
