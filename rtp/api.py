@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -17,9 +17,6 @@ from rtp.core.commands import Note
 from rtp.core.errors import ConfigError
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.frontend.lives import Counters
-from rtp.core.master.booking import Booking
-from rtp.core.master.members import Member
-from rtp.core.master.pool import Pool
 from rtp.core.messages import Ask, Cancel
 from rtp.core.ports import Detokenizer
 from rtp.core.types import FrontendId, RequestId, WorkerId
@@ -27,12 +24,17 @@ from rtp.io.frontend_loop import FrontendLoop
 from rtp.io.handshake import key_id
 from rtp.io.http_auth import Keys
 from rtp.io.http_frontend import make_app
-from rtp.io.http_outside import OutsideWorkers, Told
-from rtp.io.http_schedule import Schedule
 from rtp.io.metrics import Metrics
 from rtp.io.openai_request import Limits, hash_algorithm
-from rtp.io.schedule_desk import Desk
 from rtp.io.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # a frontend apart takes none of the Master's code into its memory
+    from rtp.core.master.booking import Booking
+    from rtp.core.master.members import Member
+    from rtp.core.master.pool import Pool
+    from rtp.io.http_outside import OutsideWorkers, Told
+    from rtp.io.http_schedule import Schedule
+    from rtp.io.schedule_desk import Desk
 
 
 class Api:
@@ -108,6 +110,8 @@ class Api:
         lease_s: float,
     ) -> Schedule:
         """The routes of router-only mode, under the same keys; io/http_schedule has the rest."""
+        from rtp.io.http_schedule import Schedule
+
         return Schedule(
             desk,
             pools=pools,
@@ -129,6 +133,8 @@ class Api:
         member: Callable[[WorkerId], Member | None],
     ) -> OutsideWorkers:
         """The routes by which engines of others are told of (io/http_outside)."""
+        from rtp.io.http_outside import OutsideWorkers
+
         return OutsideWorkers(
             self._keys,
             key_id=key_id(self._secret),

@@ -5,6 +5,8 @@ clock or log."""
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,9 @@ def test_every_file_opens_with_its_job():
         text = path.read_text()
         if text.strip():
             assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} has no docstring"
+
+
+@pytest.mark.parametrize("entry", ["rtp.worker", "rtp.frontend"])
+def test_only_the_master_takes_the_compiler_into_its_memory(entry: str):
+    program = f"import sys, {entry}; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
