@@ -121,7 +121,8 @@ def describe(run: Run) -> str:
         f"{'reference: 20 cores, 5.2k/s':44}{11:9}{263:9}{858:9}",
         f"Master: {run.cpu:.1%} of a core, {run.us_per_grant:.0f} us a grant all in, waited"
         f" {run.after.queued_s - run.before.queued_s:.2f} s for the core,"
-        f" {run.after.stolen_s - run.before.stolen_s:.2f} s stolen; {run.looks:.2f} looks a grant;"
+        f" {run.after.stolen_s - run.before.stolen_s:.2f} s stolen; {run.looks:.2f} looks a grant"
+        f" ({run.overview['policy']['vain_looks']} of them in vain);"
         f" {run.after.rss_bytes >> 20} MB, {run.overview['prefix_map']['blocks']} blocks",
         f"fleet and generator: {run.fleet_cpu:.1%} of a core; {run.statuses} Status, {run.deltas}"
         " Delta",

@@ -81,6 +81,7 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
         "tenants": _tenants(master, now),
         "policy": {
             "looks": placements.num_looks,
+            "vain_looks": placements.num_vain,
             "fallbacks": placements.num_fallbacks,
             "last_fallback": placements.last_fallback,
         },

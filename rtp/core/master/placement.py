@@ -105,12 +105,16 @@ class Placement:
         self._told: FloatArray = np.zeros((TOLD, NUM_TOLD))
         self.num_decisions = 0
         self.num_looks = 0
+        self.num_vain = 0
+        """Looks that found no rank."""
         self.num_fallbacks = 0
         self.last_fallback = ""
         self.num_split = 0
         """Decisions that name a decode rank."""
         self.lacked_headroom = False
         """The last look found no rank on which the request could end."""
+        self.better_in_line = False
+        """The last look found nothing as good as to wait for a busy prefill rank."""
 
     def look(
         self,
@@ -162,8 +166,9 @@ class Placement:
             num_fits, num_ready, num_candidates, num_few = pairs.candidates(
                 view, need, allowed, partner, self._holds, prunes, own
             )
-            self.lacked_headroom = not num_fits
+            self.lacked_headroom, self.better_in_line = not num_fits, False
         if not num_ready:
+            self.num_vain += 1
             return None
         at = EVERYBODY
         if num_few >= 0:
@@ -194,7 +199,9 @@ class Placement:
                     prefill_s = predict.prefill_of(index, ask.num_tokens - cached, cached)
                     by_way.append((way, index, prefill_s))
             found = pairs.best(view, offer, by_way, need, allowed, partner)
+            self.better_in_line = found is None
             if found is None:
+                self.num_vain += 1
                 return None
             way, best = found
             if way != PREFILL:

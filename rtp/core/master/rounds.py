@@ -29,6 +29,9 @@ from rtp.core.master.window import Waiting
 from rtp.core.types import BoolArray
 
 MOST_LOOKS = 16
+MOST_IN_LINE = 2
+"""Of a round, looks that find a request better off in line for a busy prefill rank. Those behind it
+would find the same, one after the other, every round anew."""
 NEXT_ROUND_S = 0.001
 """Between rounds that ended by the bound."""
 LEAST_PAUSE_S = 0.0005
@@ -74,7 +77,7 @@ class Rounds:
         view = pool.view
         view.begin(now, pool.lead.seconds)
         self._returns.begin(pool, view, now)
-        most = self._placement.num_looks + MOST_LOOKS
+        most, in_line = self._placement.num_looks + MOST_LOOKS, 0
         while self._placement.num_looks < most:
             if not window.num_open:
                 break
@@ -86,6 +89,9 @@ class Rounds:
             if choice is None:
                 self._make_room(pool, waiting, view, now)
                 window.skip(waiting)
+                in_line += self._placement.better_in_line
+                if in_line == MOST_IN_LINE:
+                    break
             elif choice.hold:
                 out += _failure(choice)
                 self._ranks.hold(choice.row, choice.prefill_s)

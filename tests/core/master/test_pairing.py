@@ -12,6 +12,7 @@ from rtp.core.commands import Send
 from rtp.core.events import From
 from rtp.core.master.fleet import MOST_OWED
 from rtp.core.master.master import LEASE_MARGIN_S, LEASE_S
+from rtp.core.master.rounds import MOST_IN_LINE
 from rtp.core.messages import Fence, Finished, Grant, Now, Place, WorkerLost
 from rtp.core.policy import Candidates, Predict, Query
 from rtp.core.types import FloatArray, Role, WorkerId
@@ -280,6 +281,17 @@ def test_a_request_does_not_disturb_decoding_where_a_prefill_rank_will_soon_be_f
     fleet.report(fleet.workers["d0"], running=0, decode_rows=0)
     hand_over(fleet, first)
     assert fleet.grant(second).worker_id == "p"
+
+
+def test_of_a_backlog_that_is_better_off_in_line_a_round_looks_at_two():
+    fleet = split(1)
+    fleet.report(fleet.workers["d0"], running=20, decode_rows=20)
+    granted(fleet, 20_000)
+    waiting = [fleet.ask(2_000) for _ in range(12)]
+    looks = fleet.master.placements.num_looks
+    fleet.report(fleet.workers["d0"], running=20, decode_rows=20)
+    assert fleet.master.placements.num_looks == looks + MOST_IN_LINE
+    assert not any(fleet.grant(ask) for ask in waiting)
 
 
 def test_an_idle_decode_rank_takes_the_prompts_that_would_wait():
