@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,12 +21,14 @@ from rtp.core.run_stats import Slo, Stats, stats
 from rtp.core.trace import TraceRow
 from rtp.io.traces import Trace
 from rtp.replaying import page, results
+from rtp.replaying.live import LiveOptions, play
 from rtp.replaying.options import ClusterOptions, RunOptions, TraceOptions
 from rtp.replaying.repeat import command
 from rtp.replaying.results import PolicyResult, Result, Seeded, TraceFacts
 from rtp.replaying.simulate import Job, simulate
 
 EARLY = "@early"
+DEFAULT_POLICY = ("predicted_ttft",)
 
 
 class SloOptions(Settings):
@@ -42,11 +45,11 @@ class SloOptions(Settings):
         return Slo(self.slo_ttft_s, self.slo_factor, self.slo_tpot_s)
 
 
-class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions):
+class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions, LiveOptions):
     """`python -m rtp.replay run`: Replays a trace under policies, and compares them."""
 
     policy: tuple[str, ...] = option(
-        ("predicted_ttft",),
+        DEFAULT_POLICY,
         "Routing policies, comma separated; NAME@early binds requests as they arrive.",
         "run",
         "NAME,...",
@@ -69,10 +72,12 @@ class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions):
 
 def main(config: Config) -> int:
     trace = config.read()
+    if config.live is not None and config.policy != DEFAULT_POLICY:
+        raise ConfigError("--live URL has a policy of its own, so --policy says nothing")
     unknown = set(config.params) - {routing_of(name) for name in config.policy}
     if unknown:
         raise ConfigError(f"params of {', '.join(sorted(unknown))}, which no --policy names")
-    result = _simulated(config, trace)
+    result = _simulated(config, trace) if config.live is None else _live(config, trace)
     print(results.table(result))
     if config.out is not None:
         write(result, config.out)
@@ -104,10 +109,38 @@ def trace_facts(trace: Trace, name: str) -> TraceFacts:
     )
 
 
+def _live(config: Config, trace: Trace) -> Result:
+    """One after the other: runs beside each other would be each other's load."""
+    slo = dataclasses.replace(config.slo, factor=0.0)
+    runs, late_s = [], 0.0
+    for seed, rows in _arrivals(config, trace.rows):
+        run, late = play(config, rows, trace.block_size, seed, config.speed, config.decode)
+        runs.append((seed, run))
+        late_s = max(late_s, late)
+    nothing = np.zeros(len(trace.rows))
+    policy = PolicyResult(
+        name="live",
+        routing="",
+        early=False,
+        params={},
+        runs=[Seeded(seed, stats(run, slo, nothing, nothing, 0)) for seed, run in runs],
+        series=series(runs[0][1]),
+        differences={},
+    )
+    return results.make(
+        command=command("run", config),
+        trace=trace_facts(trace, _name(config)),
+        where={"server": config.live, "sent_late_s": round(late_s, 4)},
+        load={"speed": config.speed, "decode": config.decode, "seeds": config.seeds},
+        slo=results.describe_slo(slo),
+        policies=[policy],
+    )
+
+
 def _simulated(config: Config, trace: Trace) -> Result:
     fleet = config.fleet(trace.rows, trace.block_size)
-    seeds = [config.seed + i for i in range(config.seeds or 1)]
-    arrivals = [_arrivals(config, trace.rows, seed) for seed in seeds]
+    arrivals = _arrivals(config, trace.rows)
+    seeds = [seed for seed, _ in arrivals]
     jobs = [
         Job(
             name=name if len(seeds) == 1 else f"{name}, seed {seed}",
@@ -122,7 +155,7 @@ def _simulated(config: Config, trace: Trace) -> Result:
             master=config.master,
         )
         for name in config.policy
-        for seed, rows in zip(seeds, arrivals, strict=True)
+        for seed, rows in arrivals
     ]
     runs = simulate(jobs, config.jobs)
     policies = []
@@ -161,10 +194,12 @@ def figures(run: Replayed, slo: Slo, fleet: Fleet) -> Stats:
     return stats(run, slo, np.asarray(alone_s), np.asarray(own_s), fleet.workers * fleet.ranks)
 
 
-def _arrivals(config: Config, rows: Sequence[TraceRow], seed: int) -> Sequence[TraceRow]:
+def _arrivals(config: Config, rows: Sequence[TraceRow]) -> list[tuple[int, Sequence[TraceRow]]]:
+    """Seed and rows of each run."""
     if config.seeds is None and config.spread_s is None:
-        return rows
-    return spread(rows, seed, config.spread_s)
+        return [(config.seed, rows)]
+    seeds = range(config.seed, config.seed + (config.seeds or 1))
+    return [(seed, spread(rows, seed, config.spread_s)) for seed in seeds]
 
 
 def _name(config: Config) -> str:

@@ -1,0 +1,57 @@
+"""`python -m rtp.replay run --live URL` against a simulated cluster behind real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rtp.replay import main
+from tests.support.live import live_cluster
+
+ROWS = "".join(
+    f'{{"timestamp":{30 * i},"input_length":600,"output_length":3,"hash_ids":[0,{i + 1}]}}\n'
+    for i in range(8)
+)
+
+
+async def test_a_trace_is_replayed_live_and_reported(tmp_path: Path):
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(ROWS)
+    options = ["--trace", str(trace), "--speed", "2", "--out", str(tmp_path / "r")]
+    async with live_cluster(workers=2) as cluster:
+        code = await asyncio.to_thread(main, ["run", "--live", cluster.url + "/v1", *options])
+    assert code == 0
+    result = msgspec.json.decode((tmp_path / "r.json").read_bytes())
+    (live,) = result["policies"]
+    figures = live["runs"][0]["stats"]
+    assert (figures["requests"], figures["ended"], figures["failures"]) == (8, 8, {})
+    assert figures["tpot_s"]["count"] == 8
+    assert figures["hit_ratio"] > 0.3
+    assert figures["phases"] is None
+    assert result["where"]["server"] == cluster.url + "/v1"
+    assert "2 x" not in result["slo"]
+    assert "live" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--live", "http://127.0.0.1:9"], "127.0.0.1:9/v1/models: "),
+        (["--live", "http://127.0.0.1:9", "--policy", "random"], "has a policy of its own"),
+        (["--live", "http://127.0.0.1:9", "--end-id", "5"], "end_id 5 is not above first_id"),
+    ],
+)
+def test_mistakes_of_live_runs_are_told(
+    options: list[str], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(ROWS)
+    try:
+        code = main(["run", "--trace", str(trace), *options])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert words in capfd.readouterr().err
