@@ -59,6 +59,8 @@ class Query(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     seeds."""
     expected_output: int
     """Tokens one choice of it is expected to produce."""
+    backlog_s: float = 0.0
+    """Predicted prefill seconds of all other requests that wait, over the ranks they wait for."""
 
 
 class Predict(Protocol):

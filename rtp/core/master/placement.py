@@ -129,12 +129,13 @@ class Placement:
         pairs: Pairs | None = None,
         partners: BoolArray | None = None,
         affine_decode_row: int = -1,
+        backlog_s: float = 0.0,
     ) -> Choice | None:
         """The best rank for one request, or None when no ready rank can take it.
 
         allowed: [R] of view.rows, those open to this request; view.open if it is all that are.
         expected_output: tokens of one choice. pairs: where ranks prefill for others; partners: [R],
-        those that it may go on at. Cost: one prefix match, some passes over the ranks, 1 us each
+        those that it may go on at. backlog_s: of Query. Cost: one prefix match, some passes over the ranks, 1 us each
         for a thousand, and what the policy takes.
         """
         self.num_looks += 1
@@ -184,6 +185,7 @@ class Placement:
             priority=ask.priority,
             number=self.num_decisions,
             expected_output=expected_output,
+            backlog_s=backlog_s,
         )
         predict = RankPredict(offer.coefficients, len(offer))
         known = self.last_fallback

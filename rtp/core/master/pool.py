@@ -143,6 +143,11 @@ class Pool:
         *_, e, f = self.coefficients
         return output * (e + f * context)
 
+    def backlog_s(self, waiting: Waiting) -> float:
+        """Predicted prefill seconds of all others that wait, over the ranks that prefill."""
+        own_s = 0.0 if waiting.ask.at_once else waiting.service_s
+        return max(self.window.service_s - own_s, 0.0) / max(len(self.lanes), 1)
+
     def let_go(self, waiting: Waiting, ranks: Ranks) -> None:
         """A held request competes again."""
         if waiting.held_row >= 0:

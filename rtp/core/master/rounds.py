@@ -164,6 +164,7 @@ class Rounds:
             pairs=pairs,
             partners=allowed,
             affine_decode_row=affine_decode_row,
+            backlog_s=pool.backlog_s(waiting),
         )
         if choice is not None:
             if choice.hold or choice.row in self._ranks.groups:  # else it waits no longer

@@ -46,6 +46,8 @@ def test_the_numbers_are_those_of_the_code():
         f"{rounds.HOLD_MARGIN:g} times the predicted wait",
         f"default: {tenants.BURST_S:g} s of tokens_per_s",
         f"| `lam` | {predicted_ttft.LAM} |",
+        f"| `crowd` | {predicted_ttft.CROWD} |",
+        f"up to {predicted_ttft.MOST_BACKLOG_S:g} s",
         f"| `excess` | {predicted_ttft.EXCESS} |",
     ):
         assert text in PAGE, text
