@@ -19,7 +19,7 @@ from rtp.core.types import FloatArray
 
 NUM_RANKS = 8
 BLOCK_SIZE = 512
-LONGEST = 140_000
+LONGEST = 200_000
 PREFILL = {"a": 7e-3, "b": 111e-6, "c": 2.1e-9}
 DECODE = {"d": 20e-3, "e": 1e-3, "f": 1e-7}
 

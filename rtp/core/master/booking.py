@@ -31,6 +31,8 @@ class Booking(msgspec.Struct, eq=False):
     """Blocks that count as arriving on the rank."""
     open: bool = True
     seen: bool = False
+    prompt_due: bool = True
+    """Its prompt counts as work of the rank."""
     first_token: bool = False
     computed_tokens: int = 0
     """Prompt tokens it did compute, as told with its first token."""

@@ -30,13 +30,15 @@ COLUMN = {name: i for i, name in enumerate(STATUS_COLUMNS)}
 OWN = (
     *("charged_tokens", "charged_requests", "reserved_tokens", "parked_requests", "held"),
     *("held_s", "busy_until", "budget", "most_requests", "next_number", "seen_upto"),
-    *("refused", "reported_at", "num_unseen"),
+    *("refused", "reported_at", "num_unseen", "prompt_tokens", "prompt_s"),
 )
 CHARGED_TOKENS, CHARGED_REQUESTS, RESERVED, PARKED, HELD = range(NUM_REPORTED, NUM_REPORTED + 5)
 HELD_S, BUSY_UNTIL, BUDGET, MOST_REQUESTS, NEXT_NUMBER, SEEN_UPTO = range(
     NUM_REPORTED + 5, NUM_REPORTED + 11
 )
-REFUSED, REPORTED_AT, NUM_UNSEEN = range(NUM_REPORTED + 11, NUM_REPORTED + len(OWN))
+REFUSED, REPORTED_AT, NUM_UNSEEN, PROMPT_TOKENS, PROMPT_S = range(
+    NUM_REPORTED + 11, NUM_REPORTED + len(OWN)
+)
 NUM_COLUMNS = NUM_REPORTED + len(OWN)
 
 MIXED = -1

@@ -25,6 +25,8 @@ from rtp.core.master.columns import (
     NUM_UNSEEN,
     PARKED,
     PREFILL,
+    PROMPT_S,
+    PROMPT_TOKENS,
     REFUSED,
     REPORTED_AT,
     RESERVED,
@@ -57,7 +59,9 @@ OPEN, NUMBERED, EMPTY, TAKES_HELD, READY, IDLE, OFFERED = range(len(FLAGS))
 def work_s(table: FloatArray, profiles: FloatArray, row: int, hardware: int) -> float:
     """Seconds until the prefill work of a rank ends: tokens left over tokens per second, in chunks
     of what the step budget leaves beside the decode rows, less what the step in flight has run
-    already. profiles: [classes, 6]."""
+    already. A token's seconds are those predicted for the grants whose prompts they are, which
+    know what is cached before it: behind a long context it may take twice as long. profiles:
+    [classes, 6]."""
     rank = table[row]
     tokens = rank[PREFILL] + rank[CHARGED_TOKENS]
     if tokens <= 0.0:
@@ -65,7 +69,10 @@ def work_s(table: FloatArray, profiles: FloatArray, row: int, hardware: int) -> 
     batch = rank[DECODE_ROWS]
     chunk = max(min(tokens, rank[BUDGET] - batch), 1.0)
     a, b, c, d, e, f = profiles[hardware]
-    step_s = a + chunk * (b + c * (0.5 * chunk))
+    if tokens <= rank[PROMPT_TOKENS]:
+        step_s = chunk * rank[PROMPT_S] / rank[PROMPT_TOKENS]
+    else:  # some of it is not of this Master
+        step_s = a + chunk * (b + c * (0.5 * chunk))
     if batch > 0.0:
         step_s += d + e * batch + f * rank[CONTEXT]
     return float(tokens / chunk * step_s - min(US * rank[STEP_AGE_US], step_s))
@@ -126,8 +133,18 @@ def charge(
     rank[CHARGED_TOKENS] += tokens
     rank[CHARGED_REQUESTS] += 1.0
     rank[RESERVED] += reserved
+    rank[PROMPT_TOKENS] += tokens
+    rank[PROMPT_S] += prefill_s
     rank[BUSY_UNTIL] = max(rank[BUSY_UNTIL], now) + prefill_s
     return True
+
+
+@kernel("void(f8[:, ::1], i8, f8, f8)")
+def prompt_done(table: FloatArray, row: int, tokens: float, prefill_s: float) -> None:
+    """A grant's prompt is no work any more."""
+    rank = table[row]
+    rank[PROMPT_TOKENS] -= tokens
+    rank[PROMPT_S] = rank[PROMPT_S] - prefill_s if rank[PROMPT_TOKENS] > 0.0 else 0.0
 
 
 @kernel("void(f8[:, ::1], i8, b1, f8, f8, f8)")

@@ -117,6 +117,7 @@ class Progress:
     def _first_token(self, member: Member, booking: Booking, first: FirstToken, now: float) -> None:
         totals, pool = self._totals, self._pool(booking)
         booking.computed_tokens = first.new_tokens
+        self._ranks.prompt_done(booking)
         totals.prompt_tokens += first.new_tokens + first.cached_tokens
         totals.predicted_hit_tokens += booking.grant.matched_tokens
         totals.hit_tokens += first.cached_tokens

@@ -34,6 +34,8 @@ from rtp.core.master.columns import (
     NUM_REPORTED,
     NUM_UNSEEN,
     PARKED,
+    PROMPT_S,
+    PROMPT_TOKENS,
     REFUSED,
     REPORTED_AT,
     RESERVED,
@@ -103,6 +105,7 @@ class Ranks:
         most = max_rows + 1 + max_rows // ROWS_AHEAD if max_rows else np.inf
         self.table[rows, MOST_REQUESTS] = most
         self.table[rows, REFUSED] = 0
+        self.table[rows, PROMPT_TOKENS] = self.table[rows, PROMPT_S] = 0
         self.table[rows, REPORTED_AT] = -np.inf
         self.stale[rows] = True
         return rows
@@ -151,6 +154,7 @@ class Ranks:
         if not booking.open:
             raise IllegalMove(f"{booking.grant.request_id} was released before")
         booking.open = False
+        self.prompt_done(booking)
         row = booking.row
         del self._open[row][booking.grant.number]
         self.park(booking, False)
@@ -160,6 +164,12 @@ class Ranks:
             self._uncharge(booking, booking.reserved_tokens, self._less_busy_s(booking))
         self.stale[row] = True
 
+    def prompt_done(self, booking: Booking) -> None:
+        """Its prompt is computed, or never will be."""
+        if booking.prompt_due:
+            booking.prompt_due = False
+            load.prompt_done(self.table, booking.row, booking.new_tokens, booking.prefill_s)
+
     def external_number(self) -> int:
         """For a grant that nobody submits: below 0, so that no rank waits for it to be seen."""
         self._num_external += 1
@@ -168,6 +178,7 @@ class Ranks:
     def prefilled(self, booking: Booking, *, early: bool) -> None:
         """An external one's prompt is no work any more, but lies in pages until the end. early:
         before the time it was predicted to take had passed."""
+        self.prompt_done(booking)
         row, tokens = booking.row, booking.new_tokens
         self.charged_tokens[row] -= tokens
         self.reserved_tokens[row] += tokens
@@ -289,7 +300,7 @@ class Ranks:
 
     def check(self) -> None:
         """Asserts that the columns are the sums over open bookings. O(ranks + bookings)."""
-        sums = np.zeros((self.capacity, 5))
+        sums = np.zeros((self.capacity, 6))
         for row, opened in enumerate(self._open):
             unseen = self._unseen[row]
             if not (opened or unseen):
@@ -303,8 +314,9 @@ class Ranks:
                 len(charged),
                 sum(b.reserved_tokens for b in opened.values() if not b.parked),
                 sum(b.parked for b in opened.values()),
+                sum(b.new_tokens for b in opened.values() if b.prompt_due),
             )
-        columns = [NUM_UNSEEN, CHARGED_TOKENS, CHARGED_REQUESTS, RESERVED, PARKED]
+        columns = [NUM_UNSEEN, CHARGED_TOKENS, CHARGED_REQUESTS, RESERVED, PARKED, PROMPT_TOKENS]
         assert (self.table[:, columns] == sums).all()
         assert (self.held >= 0).all()
         assert (self.held <= MOST_HELD).all()

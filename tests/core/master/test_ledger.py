@@ -114,6 +114,27 @@ def test_load_is_reported_plus_unseen_grants():
     assert fleet.master.idle()
 
 
+def test_work_behind_a_long_cached_context_is_not_taken_for_quick():
+    """A Status tells the tokens left, not what lies before them: the grant knows that."""
+    per_pair = 1e-8
+    fleet = Fleet()
+    worker = fleet.add(profile=(1e-3, 1e-5, per_pair, 1e-3, 1e-4, 1e-8))
+    fleet.store(worker, hashes_of(range(4000)))
+    grant = fleet.grant(fleet.ask(range(4800)))
+    assert grant.matched_tokens == 4000
+    ranks, row = fleet.master.ranks, fleet.master.fleet.row_of((worker.id, 0))
+    predicted_s = 1e-3 + 800 * (1e-5 + per_pair * (4000 + 400))
+    assert ranks.busy_until[row] - fleet.now == pytest.approx(predicted_s)
+    worker.see(grant)
+    fleet.report(worker, prefill_tokens=800, running=1)
+    assert ranks.busy_until[row] - fleet.now == pytest.approx(predicted_s)
+    fleet.report(worker, prefill_tokens=400, running=1)
+    assert ranks.busy_until[row] - fleet.now == pytest.approx(predicted_s / 2)
+    fleet.first_token(grant, 800, 4000, predicted_s)
+    fleet.finish(grant)
+    assert fleet.master.idle()
+
+
 def test_a_grant_number_63_ahead_is_found_in_the_mask():
     fleet = Fleet()
     worker = fleet.add(profile=(1e-7, 1e-9, 1e-15, 1e-3, 1e-4, 1e-8))
