@@ -135,8 +135,8 @@ class Placement:
 
         allowed: [R] of view.rows, those open to this request; view.open if it is all that are.
         expected_output: tokens of one choice. pairs: where ranks prefill for others; partners: [R],
-        those that it may go on at. backlog_s: of Query. Cost: one prefix match, some passes over the ranks, 1 us each
-        for a thousand, and what the policy takes.
+        those that it may go on at. backlog_s: of Query. Cost: one prefix match, some passes over
+        the ranks, 1 us each for a thousand, and what the policy takes.
         """
         self.num_looks += 1
         ask = waiting.ask

@@ -3,11 +3,13 @@
 A prefill costs its request once and everybody behind it once more, so its seconds count (1 + lam)
 times, the wait before it once. The more waits, the more are behind it: lam grows by `crowd` with
 each second of prefill that waits for a rank, up to ten. On the Mooncake conversation trace at 1.75
-times its rate, that takes P95 TTFT from 8.9 to 8.1 s and the longest from 90 to 75 s, for cache
-hits are worth most where work piles up; at the trace's own rate little waits and nothing changes. Beside other requests each output token takes longer
-than it would alone; that excess over the expected output is added in seconds. Where others decode,
-the step with the prompt decodes for them, too, and they wait for the prompt. Without all this a
-quiet fleet would decode everything on the one rank that happened to see a shared head first.
+times its rate that takes P95 TTFT from 8.7 to 8.2 s and the longest from 87 to 75 s, for hits are
+worth most where work piles up; at the trace's own rate little waits and nothing changes.
+
+Beside other requests each output token takes longer than it would alone; that excess over the
+expected output is added in seconds. Where others decode, the step with the prompt decodes for them,
+too, and they wait for the prompt. Without all this a quiet fleet would decode everything on the one
+rank that happened to see a shared head first.
 """
 
 from __future__ import annotations
