@@ -25,7 +25,7 @@ from rtp.core.policy import TABLE, Candidates, Predict, Query, Routing
 from rtp.core.types import FloatArray
 
 LAM = 1.0
-CROWD = 0.5
+CROWD = 0.7
 """From 0.4 to 0.8 all do alike in replays of that trace (bench/policies.py)."""
 MOST_BACKLOG_S = 10.0
 """A deeper queue says no more: nearly all that is cached is waited for by then."""
