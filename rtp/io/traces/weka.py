@@ -1,0 +1,180 @@
+"""WEKA's sessions of coding agents: JSONL, one session a line, its requests inside.
+
+A request has `t` (s since the session's start), `in`, `out` tokens, `hash_ids` (whole blocks only,
+numbers of this session alone), `api_time` (s that it took) and `think_time` (s from the answer
+before to this request). An entry of type `subagent` has requests of its own, `t` counted from its
+own. Replayed in closed loop: a request waits for the one before it of its agent; a sub-agent's
+first waits for the request before its launch; and where a sub-agent ended last before its parent
+went on, the parent waits for it. Sessions have no absolute start and are given one.
+
+Source: callanjfox/kv-cache-tester, traces/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from rtp.io.traces.files import Head, lines
+from rtp.io.traces.rows import Chains, Rows, Trace
+
+BLOCK = 64
+SUBAGENT = "subagent"
+
+
+class _Request(msgspec.Struct, frozen=True, rename={"num_tokens": "in", "num_output": "out"}):
+    t: float
+    type: str
+    num_tokens: int = 0
+    num_output: int = 0
+    hash_ids: tuple[int, ...] = ()
+    api_time: float = 0.0
+    think_time: float | None = None
+    requests: tuple[_Request, ...] = ()
+
+
+class _Session(msgspec.Struct, frozen=True):
+    id: str
+    requests: tuple[_Request, ...]
+    block_size: int = BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A row that was added."""
+
+    row: int
+    end_s: float
+    """As recorded, since the session's start."""
+    cut_s: float
+    """By how much the row comes earlier than recorded, long thoughts having been cut."""
+
+
+def fits(head: Head) -> bool:
+    return {"id", "requests", "hash_id_scope"} <= head.keys
+
+
+def read(
+    path: Path,
+    *,
+    gap_s: Annotated[
+        float, Meta(ge=0, description="Mean seconds between the starts of two sessions.")
+    ] = 30.0,
+    seed: Annotated[int, Meta(description="Of the sessions' starts.")] = 0,
+    most_think_s: Annotated[
+        float, Meta(ge=0, description="Longer thoughts are cut to this.")
+    ] = inf,
+) -> Trace:
+    """Starts are drawn from an exponential distribution; with gap_s 0 all start at once."""
+    rows, chains, random = Rows(), Chains(), Random(seed)
+    decoder = msgspec.json.Decoder(_Session)
+    start_s, first_block, num_agents = 0.0, 0, 0
+    for number, line in lines(path):
+        if not line:
+            rows.num_blank += 1
+            continue
+        try:
+            session = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            rows.reject(number, str(error))
+            continue
+        if session.block_size != BLOCK:
+            rows.reject(number, f"block size {session.block_size}, where others have {BLOCK}")
+            continue
+        agents = _Agents(rows, chains, number, session.id, start_s, most_think_s)
+        agents.first_block, agents.num_agents = first_block, num_agents
+        agents.add(session.requests, 0.0, None)
+        first_block, num_agents = agents.end_block, agents.num_agents
+        if gap_s:
+            start_s += random.expovariate(1 / gap_s)
+    return rows.trace(path, "weka", BLOCK, chains.num_renamed)
+
+
+class _Agents:
+    """The agents of one session."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        chains: Chains,
+        line: int,
+        name: str,
+        start_s: float,
+        most_think_s: float,
+    ) -> None:
+        self._rows = rows
+        self._chains = chains
+        self._line = line
+        self._name = name
+        self._start_s = start_s
+        self._most_think_s = most_think_s
+        self.first_block = 0
+        """What is added to this session's block numbers."""
+        self.end_block = 0
+        self.num_agents = 0
+
+    def add(
+        self, requests: tuple[_Request, ...], offset_s: float, before: _Done | None
+    ) -> _Done | None:
+        """One agent's requests, the first of which waits for `before`. Its last row."""
+        agent, self.num_agents = self.num_agents, self.num_agents + 1
+        last, helpers = before, list[_Done]()
+        for number, request in enumerate(requests, 1):
+            at = offset_s + request.t
+            if request.type == SUBAGENT:
+                helper = self.add(request.requests, at, last)
+                if helper is not None:
+                    helpers.append(helper)
+                continue
+            waited = [done for done in helpers if done.end_s <= at]
+            if last is not None:
+                waited.append(last)
+            after = max(waited, key=lambda done: done.end_s, default=None)
+            own = after is last and last is not before
+            try:
+                last = self._request(request, agent, at, after, request.think_time if own else None)
+            except ValueError as error:
+                self._rows.reject(self._line, f"request {number} of {self._name}: {error}")
+        return last
+
+    def _request(
+        self,
+        request: _Request,
+        agent: int,
+        at: float,
+        after: _Done | None,
+        think_s: float | None,
+    ) -> _Done:
+        """think_s: as recorded, or None: what lies between."""
+        ids = request.hash_ids
+        if len(ids) != request.num_tokens // BLOCK:
+            blocks = request.num_tokens // BLOCK
+            raise ValueError(f"{len(ids)} hash_ids for {blocks} whole blocks")
+        if ids and min(ids) < 0:
+            raise ValueError(f"hash id {min(ids)} is negative")
+        cut_s = after.cut_s if after is not None else 0.0
+        if think_s is None:
+            think_s = max(0.0, at - after.end_s) if after is not None else 0.0
+        if after is not None and think_s > self._most_think_s:
+            cut_s += think_s - self._most_think_s
+            think_s = self._most_think_s
+        self.end_block = max(
+            self.end_block, self.first_block, *(self.first_block + i + 1 for i in ids)
+        )
+        row = self._rows.add(
+            self._start_s + at - cut_s,
+            request.num_tokens,
+            request.num_output,
+            self._chains.of([self.first_block + block for block in ids]),
+            session=agent,
+            after=after.row if after is not None else -1,
+            think_s=think_s if after is not None else 0.0,
+            tenant=self._name,
+        )
+        return _Done(row, at + request.api_time, cut_s)
