@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from rtp.core.errors import RtpError
-from rtp.replaying import run
+from rtp.replaying import convert, describe, formats, run
 from rtp.settings import load
 
 PROG = "python -m rtp.replay"
 # Any: each command takes its own Config.
 COMMANDS: dict[str, Any] = {
     "run": run,
+    "describe": describe,
+    "convert": convert,
+    "formats": formats,
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
+from math import inf
 from random import Random
 
 from rtp.core.errors import ConfigError
@@ -80,17 +81,20 @@ def grid_s(rows: Sequence[TraceRow]) -> float:
 
 
 def spread(rows: Sequence[TraceRow], seed: int, within_s: float | None = None) -> list[TraceRow]:
-    """Rows of one instant drawn evenly over the `within_s` that follow it, in the trace's order.
+    """Rows of one instant drawn evenly over the `within_s` that follow it, or up to the next
+    instant where that is nearer: they stay in the trace's order.
 
     within_s: the trace's own grid where None. Rows are by arrival. Rows that wait for another keep
     their think time. The same seed gives the same times.
     """
     within_s = grid_s(rows) if within_s is None else within_s
     random = Random(seed)
+    instants = [(at, list(group)) for at, group in groupby(rows, key=lambda row: row.arrival_s)]
+    ends = [at for at, _ in instants[1:]] + [inf]
     out: list[TraceRow] = []
-    for at, group in groupby(rows, key=lambda row: row.arrival_s):
-        members = list(group)
-        offsets = sorted(within_s * random.random() for _ in members)
+    for (at, members), end in zip(instants, ends, strict=True):
+        room = min(within_s, end - at)
+        offsets = sorted(room * random.random() for _ in members)
         out += [
             replace(row, arrival_s=at + offset)
             for row, offset in zip(members, offsets, strict=True)

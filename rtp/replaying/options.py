@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rtp.backends import sim
 from rtp.config import Positive, Settings, option
+from rtp.core.arrivals import open_loop, part
+from rtp.core.errors import ConfigError
 from rtp.core.master.master import Master
 from rtp.core.replay import Fleet
 from rtp.core.trace import TraceRow
-from rtp.io.traces import Trace, read_mooncake
+from rtp.io import traces
+from rtp.io.traces import FORMATS, Trace
 
 LLAMA_70B = (7e-3, 111e-6, 2.1e-9, 20e-3, 1e-3, 1e-7)
 NO_OPTIONS = frozenset({"term", "routing", "tenants", "prefix_map", "max_ranks"})
@@ -25,6 +29,23 @@ class TraceOptions(Settings):
     """Which rows are replayed."""
 
     trace: Path | None = option(None, "The trace, gzipped or not.", "trace", "FILE")
+    format: str | None = option(
+        None,
+        f"Of the trace: {', '.join(FORMATS)}; default: found by looking at it.",
+        "trace",
+        "NAME",
+    )
+    reader: dict[str, Any] = option(
+        {},
+        "Options of the format (--set reader.x=y; `python -m rtp.replay formats` lists them).",
+        "trace",
+    )
+    loop: Literal["closed", "open"] = option(
+        "closed",
+        "closed: a row that waits for another comes its think time after that one's end; open: all"
+        " rows come at their own times.",
+        "trace",
+    )
     rows: Positive | None = option(None, "Only so many, the first ones.", "trace", "N")
 
     @model_validator(mode="after")
@@ -36,8 +57,17 @@ class TraceOptions(Settings):
     def read(self) -> Trace:
         """The trace, cut to the rows wanted. Raises OSError, ConfigError where none is left."""
         assert self.trace is not None
-        trace = read_mooncake(self.trace)
-        return Trace(trace.rows[: self.rows], trace.block_size, trace.bad, trace.num_blank)
+        trace = traces.read(self.trace, self.format, **self.reader)
+        if not trace.rows:
+            raise ConfigError(f"{self.trace}: no row is a request; {_told(trace)}")
+        rows = part(trace.rows, 0, self.rows or len(trace.rows))
+        return replace(trace, rows=open_loop(rows) if self.loop == "open" else rows)
+
+
+def _told(trace: Trace) -> str:
+    """What is wrong with a trace, in a few words."""
+    first = "".join(f", line {bad.line}: {bad.reason}" for bad in trace.bad[:1])
+    return f"{trace.num_blank} blank lines, {len(trace.bad)} bad ones{first}"
 
 
 class ClusterOptions(Settings):

@@ -1,5 +1,5 @@
-"""Traces for tests: the generated sample, always there, and the Mooncake conversation trace, which
-is found through RTP_TRACES (default ../shared/traces beside the project) or skipped."""
+"""Traces for tests: the generated sample, always there, and Mooncake's, which are found through
+RTP_TRACES (default ../shared/traces beside the project) or skipped."""
 
 from __future__ import annotations
 
@@ -11,30 +11,40 @@ from pathlib import Path
 import pytest
 
 from rtp.core.trace import TraceRow
-from rtp.io.traces import read_mooncake
+from rtp.io import traces
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "traces" / "sample_conversation.jsonl.gz"
 CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
+SYNTHETIC = "mooncake_synthetic_trace.jsonl.gz"
 
 
 @cache
 def sample() -> list[TraceRow]:
-    return read_mooncake(SAMPLE).rows
+    return traces.read(SAMPLE).rows
 
 
 def conversation() -> list[TraceRow]:
     """Skips the test where the trace is not there."""
-    folder = Path(os.environ.get("RTP_TRACES", ROOT.parent / "shared" / "traces"))
-    path = folder / CONVERSATION
+    return _read(found(CONVERSATION))
+
+
+def synthetic() -> list[TraceRow]:
+    """Skips the test where the trace is not there."""
+    return _read(found(SYNTHETIC))
+
+
+def found(name: str) -> Path:
+    """A file of the folder of traces. Skips the test where it is not there."""
+    path = Path(os.environ.get("RTP_TRACES", ROOT.parent / "shared" / "traces")) / name
     if not path.is_file():
         pytest.skip(f"{path} is not there; RTP_TRACES names the folder of traces")
-    return _read(path)
+    return path
 
 
 @cache
 def _read(path: Path) -> list[TraceRow]:
-    return read_mooncake(path).rows
+    return traces.read(path).rows
 
 
 def returning(rows: list[TraceRow]) -> list[TraceRow]:

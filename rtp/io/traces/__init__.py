@@ -81,15 +81,16 @@ def options_of(format: str) -> dict[str, str]:
 
 def _checked(format: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options as their types. Raises ConfigError."""
-    known = _options(format)
-    for name in options:
+    known, out = _options(format), {}
+    for name, value in options.items():
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise ConfigError(f"trace format {format} has no option {name!r}; {has}")
-    try:
-        return {n: msgspec.convert(v, known[n][0], strict=False) for n, v in options.items()}
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"options of trace format {format}: {error}") from None
+        try:
+            out[name] = msgspec.convert(value, known[name][0], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{name} of trace format {format}: {error}") from None
+    return out
 
 
 def _options(format: str) -> dict[str, tuple[Any, Any]]:

@@ -168,9 +168,10 @@ def _rest(window: _Window, random: Random) -> float:
     """From a random time to the next arrival: an even share of a gap drawn by its length."""
     shape = window.shape
     if window.family == WEIBULL:
-        long = random.gammavariate(1 + 1 / shape, 1.0) ** (1 / shape)
+        long: float = random.gammavariate(1 + 1 / shape, 1.0) ** (1 / shape)
         return random.random() * long / math.gamma(1 + 1 / shape)
-    return random.random() * random.gammavariate(shape + 1, 1 / shape)
+    long = random.gammavariate(shape + 1, 1 / shape)
+    return random.random() * long
 
 
 # ---------------------------------------------------------------- files
