@@ -15,6 +15,7 @@ from rtp.io.traces import Trace
 from rtp.replaying.options import TraceOptions
 
 BAD_SHOWN = 10
+SHOWN_GRID_S = 1e-3
 
 
 class Config(TraceOptions):
@@ -26,13 +27,13 @@ class Config(TraceOptions):
     ranks: tuple[Positive, ...] = option(
         ROUND_ROBIN, "Numbers of ranks for round robin, comma separated.", "cache", "N,..."
     )
-    json_lines: bool = option(False, "Print one JSON object instead of text.", "output")
+    as_json: bool = option(False, "Print one JSON object instead of text.", "output")
 
 
 def main(config: Config) -> int:
     trace = config.read()
     told = facts(trace.rows, trace.block_size, config.sizes, config.ranks)
-    if config.json_lines:
+    if config.as_json:
         print(msgspec.json.encode(_as_json(trace, told)).decode())
     else:
         print("\n".join(_text(trace, told)))
@@ -63,7 +64,8 @@ def _text(trace: Trace, told: Facts) -> Iterator[str]:
         f"{trace.name} ({trace.format}): {told.num_rows:,} requests in {told.seconds:,.1f} s,"
         f" {rate:.2f} a second; {len(trace.bad)} bad rows, {trace.num_blank} blank"
     )
-    yield f"arrivals: CV of gaps {told.gap_cv:.2f}, grid {told.grid_s:g} s; peak/mean {peaks}"
+    grid = f"on a grid of {told.grid_s:g} s" if told.grid_s >= SHOWN_GRID_S else "on no grid"
+    yield f"arrivals {grid}: CV of gaps {told.gap_cv:.2f}; peak/mean {peaks}"
     if told.num_sessions:
         yield (
             f"sessions: {told.num_sessions:,}; {told.num_waiting:,} rows wait for another"
