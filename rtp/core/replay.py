@@ -8,7 +8,6 @@ divided by `speed`; a run is a function of its arguments alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
@@ -18,24 +17,19 @@ from rtp.core.commands import Command, Ended, Failed
 from rtp.core.events import Begin
 from rtp.core.frontend.frontend import Frontend
 from rtp.core.master.master import Master
-from rtp.core.messages import Register
 from rtp.core.outcomes import Outcomes
 from rtp.core.policy import Routing
-from rtp.core.ports import Runner
+from rtp.core.replay_fleet import MODEL, FaultyNetwork, Fleet, ReplayFleet
 from rtp.core.replayed import Replayed, replayed
 from rtp.core.trace import TraceRow
 from rtp.core.types import (
     FrontendId,
     RequestId,
-    Role,
     SamplingParams,
-    WorkerId,
 )
-from rtp.core.virtual import Network, VirtualCluster
+from rtp.core.virtual import VirtualCluster
 from rtp.core.virtual_time import Process
-from rtp.core.worker.worker import Worker
 
-MODEL = "trace"
 FRONTEND = FrontendId("f0")
 JOINED_S = 1.0
 """By then all workers have joined; the first request comes."""
@@ -47,22 +41,6 @@ PROGRESS = 200
 ID_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """Equal workers that prefill and decode."""
-
-    runner: Callable[[], Runner]
-    """Makes one rank's Runner; block_size is the trace's."""
-    profile: tuple[float, ...] = ()
-    """Coefficients that a worker registers as measured (core/master/predictor)."""
-    workers: int = 8
-    ranks: int = 1
-    max_batch_tokens: int = 8192
-    max_rows: int = 64
-    latency_s: float = 0.0002
-    """Of one message."""
-
-
 def replay(
     rows: Sequence[TraceRow],
     fleet: Fleet,
@@ -72,17 +50,20 @@ def replay(
     decode: bool = True,
     early: bool = False,
     salt: int = 0,
+    seed: int = 0,
     progress: Callable[[float], None] | None = None,
     **master: Any,
 ) -> Replayed:
     """Runs all rows to their ends. decode: False ends every request with its first token.  early:
-    requests are bound as they arrive and queue at their ranks, as most routers do it.  progress:
-    told the share of rows that have ended, now and then.  master: options of the Master. Any: as
-    its constructor has them. Raises RuntimeError if it gets stuck.
+    requests are bound as they arrive and queue at their ranks, as most routers do it.  seed: of
+    what the fleet draws.  progress: told the share of rows that have ended, now and then.  master:
+    options of the Master. Any: as its constructor has them. Raises ConfigError for a fleet that
+    cannot be, RuntimeError if the run gets stuck.
     """
     if early:
         master["lead_s"] = inf
-    return _Run(rows, fleet, Master(1, routing, **master), speed, decode, early, salt).run(progress)
+    run = _Run(rows, fleet, Master(1, routing, **master), speed, decode, early, salt, seed)
+    return run.run(progress)
 
 
 class _Run:
@@ -95,23 +76,23 @@ class _Run:
         decode: bool,
         early: bool,
         salt: int,
+        seed: int,
     ) -> None:
         self._rows = rows
         self._fleet = fleet
         self._master = master
         self._speed = speed
         self._decode = decode
-        self._most_rows = 0 if early else fleet.max_rows
         self._salt = salt
         self._outcomes = Outcomes()
-        self._world = VirtualCluster(Network(fleet.latency_s), observe=self._observe)
+        network = FaultyNetwork(fleet.latency_s)
+        self._world = VirtualCluster(network, observe=self._observe)
         self._world.add_master(master)
         frontend = Frontend(FRONTEND, lambda model, skip: _Silent())
         self._frontend = self._world.add_frontend(FRONTEND, frontend, with_master=True)
-        self._block_size = 0
-        self._places: dict[tuple[str, int], int] = {}
-        for index in range(fleet.workers):
-            self._add_worker(WorkerId(f"w{index}"))
+        workers = ReplayFleet(fleet, self._world, network, JOINED_S, seed)
+        workers.begin(registered_rows=0 if early else fleet.max_rows)
+        self._block_size = workers.block_size
         self._arrivals = Arrivals(rows)
         self._index_of: dict[RequestId, int] = {}
         self._last_due_s = JOINED_S
@@ -130,41 +111,6 @@ class _Run:
         if self._outcomes.num_over < count:
             raise RuntimeError(f"{count - self._outcomes.num_over} requests never ended")
         return self._result()
-
-    # ------------------------------------------------------------ the cluster
-
-    def _add_worker(self, worker_id: WorkerId) -> None:
-        fleet = self._fleet
-        runners = [fleet.runner() for _ in range(fleet.ranks)]
-        capacity = runners[0].capacity
-        self._block_size = capacity.block_size
-        card = Register(
-            worker_id=worker_id,
-            epoch=1,
-            address=f"{worker_id}:1",
-            role=Role.FUSION,
-            ranks=fleet.ranks,
-            kv_total=tuple(r.capacity.num_blocks * capacity.block_size for r in runners),
-            block_size=capacity.block_size,
-            model=MODEL,
-            max_model_len=capacity.max_model_len,
-            card="card",
-            kv_format=capacity.kv_format,
-            key_id="key",
-            max_batch_tokens=fleet.max_batch_tokens,
-            max_rows=self._most_rows,
-            profile=fleet.profile,
-            prefix_closed=True,
-        )
-        worker = Worker(
-            card,
-            [runner.capacity for runner in runners],
-            max_batch_tokens=fleet.max_batch_tokens,
-            max_rows=fleet.max_rows,
-        )
-        for rank in range(fleet.ranks):
-            self._places[worker_id, rank] = len(self._places)
-        self._world.add_worker(card, worker, runners)
 
     # ------------------------------------------------------------ requests
 
@@ -203,6 +149,8 @@ class _Run:
         return Begin(
             request_id=request_id,
             model=MODEL,
+            tenant=row.tenant,
+            chat_id=f"s{row.session}" if row.session >= 0 else "",
             prompt=bytes(ID_BYTES * row.num_tokens),
             hashes=row.hashes(self._block_size, self._salt),
             # Of its own: what it generates, or leaves of a block, is shared with nobody.
@@ -217,7 +165,7 @@ class _Run:
         return replayed(
             self._rows,
             [self._outcomes.by_id[RequestId(f"r{index}")] for index in range(len(self._rows))],
-            self._places,
+            self._fleet.places(),
             start_s=JOINED_S,
             num_holds=sum(pool.window.num_holds for pool in self._master.fleet.pools.values()),
         )

@@ -14,7 +14,7 @@ from rtp.config import Positive, Seconds, Settings, option
 from rtp.core.arrivals import spread
 from rtp.core.cost import Cost
 from rtp.core.errors import ConfigError
-from rtp.core.replay import Fleet
+from rtp.core.replay_fleet import Fleet
 from rtp.core.replayed import Replayed
 from rtp.core.run_series import series
 from rtp.core.run_stats import Slo, Stats, stats

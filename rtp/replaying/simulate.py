@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rtp.core import plugins
-from rtp.core.replay import Fleet, replay
+from rtp.core.replay import replay
+from rtp.core.replay_fleet import Fleet
 from rtp.core.replayed import Replayed
 from rtp.core.trace import TraceRow
 from rtp.replaying.parallel import run_all
