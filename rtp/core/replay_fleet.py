@@ -185,8 +185,8 @@ class ReplayFleet:
             case "late":
                 self._network.late_s |= {name: each.number for name, _ in struck}
             case "slow":
-                for (name, index), pace in self._paces.items():
-                    if each.which in (ALL, name) or (worker, rank) == (name, str(index)):
+                for (owner, index), pace in self._paces.items():
+                    if each.which in (ALL, owner) or (worker, rank) == (owner, str(index)):
                         pace.factor = each.number
 
     def _start(self, worker_id: WorkerId, role: Role) -> None:

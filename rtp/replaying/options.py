@@ -1,4 +1,4 @@
-"""Options that several commands share: which trace, which cluster."""
+"""Options that several commands share: which trace, how it becomes load."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rtp.backends import sim
 from rtp.config import Positive, Settings, option
 from rtp.core.arrivals import open_loop, part
 from rtp.core.errors import ConfigError
 from rtp.core.master.master import Master
-from rtp.core.replay import Fleet
-from rtp.core.trace import TraceRow
 from rtp.io import traces
 from rtp.io.traces import FORMATS, Trace
 
-LLAMA_70B = (7e-3, 111e-6, 2.1e-9, 20e-3, 1e-3, 1e-7)
 NO_OPTIONS = frozenset({"term", "routing", "tenants", "prefix_map", "max_ranks"})
 """Of the Master's constructor: they are objects, or given otherwise."""
 
@@ -68,48 +64,6 @@ def _told(trace: Trace) -> str:
     """What is wrong with a trace, in a few words."""
     first = "".join(f", line {bad.line}: {bad.reason}" for bad in trace.bad[:1])
     return f"{trace.num_blank} blank lines, {len(trace.bad)} bad ones{first}"
-
-
-class ClusterOptions(Settings):
-    """Which simulated workers there are."""
-
-    workers: Positive = option(8, "Workers.", "cluster", "N")
-    dp: Positive = option(1, "Ranks of each worker.", "cluster", "RANKS")
-    kv_blocks: Positive | None = option(
-        None, "Blocks a rank's cache holds; default: no limit.", "cluster", "BLOCKS"
-    )
-    max_batch_tokens: Positive = option(8192, "Tokens one step may compute.", "cluster", "TOKENS")
-    max_rows: Positive = option(64, "Rows of one step.", "cluster")
-    latency_s: Annotated[float, Field(ge=0)] = option(
-        0.0002, "Of one message.", "cluster", "SECONDS"
-    )
-
-    def fleet(self, rows: list[TraceRow], block_size: int) -> Fleet:
-        """The cluster, its caches large enough for the longest of the rows."""
-        longest = max((row.num_tokens + row.num_output for row in rows), default=1)
-        everything = sum(-(-(row.num_tokens + row.num_output) // block_size) for row in rows)
-        num_blocks = self.kv_blocks or everything + self.max_rows
-        a, b, c, d, e, f = LLAMA_70B
-        return Fleet(
-            runner=lambda: sim.build(
-                num_blocks=num_blocks,
-                block_size=block_size,
-                max_model_len=longest + 1,
-                contents=False,
-                a=a,
-                b=b,
-                c=c,
-                d=d,
-                e=e,
-                f=f,
-            ),
-            profile=LLAMA_70B,
-            workers=self.workers,
-            ranks=self.dp,
-            max_batch_tokens=self.max_batch_tokens,
-            max_rows=self.max_rows,
-            latency_s=self.latency_s,
-        )
 
 
 class RunOptions(Settings):

@@ -21,8 +21,9 @@ from rtp.core.run_stats import Slo, Stats, stats
 from rtp.core.trace import TraceRow
 from rtp.io.traces import Trace
 from rtp.replaying import page, results
+from rtp.replaying.cluster import ClusterOptions
 from rtp.replaying.live import LiveOptions, play
-from rtp.replaying.options import ClusterOptions, RunOptions, TraceOptions
+from rtp.replaying.options import RunOptions, TraceOptions
 from rtp.replaying.repeat import command
 from rtp.replaying.results import PolicyResult, Result, Seeded, TraceFacts
 from rtp.replaying.simulate import Job, simulate
@@ -191,7 +192,7 @@ def figures(run: Replayed, slo: Slo, fleet: Fleet) -> Stats:
     new = run.new_tokens.astype(np.float64)
     alone_s = cost.prefill_s(run.prompt_tokens.astype(np.float64))
     own_s = cost.prefill_s(new, run.cached_tokens.astype(np.float64))
-    return stats(run, slo, np.asarray(alone_s), np.asarray(own_s), fleet.workers * fleet.ranks)
+    return stats(run, slo, np.asarray(alone_s), np.asarray(own_s), fleet.num_ranks)
 
 
 def _arrivals(config: Config, rows: Sequence[TraceRow]) -> list[tuple[int, Sequence[TraceRow]]]:
