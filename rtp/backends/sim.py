@@ -73,7 +73,7 @@ def build(
     )
     cost = Cost(a, b, c, d, e, f)
     if not contents:
-        return TimeRunner(capacity, cost)
+        return TimeRunner(capacity, cost, realtime)
     return SimRunner(
         capacity, Rule(vocab_size, tuple(eos_ids), eos_every), cost, nonfinite_token, realtime
     )
@@ -130,16 +130,21 @@ def expected_tokens(
 class TimeRunner:
     """Seconds by formula, and a token that ends nothing for every row that samples."""
 
-    def __init__(self, capacity: Capacity, cost: Cost) -> None:
+    def __init__(self, capacity: Capacity, cost: Cost, realtime: bool = False) -> None:
         self.capacity = capacity
         self._cost = cost
-        token = next(token for token in count() if token not in capacity.eos_ids)
+        self._realtime = realtime
+        # The last one: the first ones of a vocabulary are special and have no text.
+        token = next(t for t in count(capacity.vocab_size - 1, -1) if t not in capacity.eos_ids)
         self._sampled = RowResult(token=token)
         self._silent = RowResult()
 
     def execute(self, plan: StepPlan) -> StepResult:
         rows = tuple(self._sampled if row.output_index >= 0 else self._silent for row in plan.rows)
-        return StepResult(plan.step, rows, self._cost.step_s(plan.rows))
+        elapsed_s = self._cost.empty_s if plan.dummy else self._cost.step_s(plan.rows)
+        if self._realtime:
+            time.sleep(elapsed_s)
+        return StepResult(plan.step, rows, elapsed_s)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -168,3 +168,13 @@ def test_realtime_takes_as_long_as_it_says(monkeypatch):
     runner = small(realtime=True)
     result = runner.execute(StepPlan(0, (row(0, PROMPT, [0, 1, 2]),), started=(start(),)))
     assert slept == [result.elapsed_s]
+
+
+@pytest.mark.parametrize("realtime", [False, True])
+def test_where_only_time_counts_every_token_is_an_ordinary_one(realtime: bool):
+    cost = {"a": 1e-6, "b": 0.0, "c": 1e-9}
+    runner = sim.build(contents=False, realtime=realtime, vocab_size=100, eos_ids=(99,), **cost)
+    ids = [5] * 30
+    result = runner.execute(StepPlan(0, (row(0, ids, [], 0), row(0, ids, [], sequence=1))))
+    assert [answer.token for answer in result.rows] == [98, -1]
+    assert result.elapsed_s == pytest.approx(1e-6 + 2 * 1e-9 * 30 * 15)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from bench.servers import Server, rtp
-from rtp.backends.weights.fetch import resolve
-from rtp.backends.weights.formats import open_checkpoint
+from tests.clients import hub
 from tests.clients.tools import program
 
 pytestmark = pytest.mark.clients
 REQUESTS, STREAMS = 200, 8
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture(scope="module")
@@ -27,32 +23,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tokenizer as a Hugging Face hub cache, which is how both tools find it offline."""
-    home = tmp_path_factory.mktemp("hf")
-    folder = home / "hub" / "models--local--tok"
-    snapshot = folder / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(COMMIT)
-    files = open_checkpoint(resolve("smollm2-135m")).tokenizer
-    (snapshot / "tokenizer.json").write_text(files.tokenizer_json)
-    (snapshot / "config.json").write_text('{"model_type": "llama"}')
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": files.bos_token,
-        "eos_token": files.eos_token,
-        "pad_token": files.pad_token or files.eos_token,
-        "chat_template": files.chat_template,
-    }
-    (snapshot / "tokenizer_config.json").write_text(json.dumps(config))
-    return home
-
-
-def run(command: list[str], home: Path) -> str:
-    env = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+    return hub.of_model(tmp_path_factory.mktemp("hf"), "smollm2-135m")
 
 
 def test_aiperf_chat_streams(server: Server, tokenizer: Path, tmp_path: Path):
@@ -61,7 +32,7 @@ def test_aiperf_chat_streams(server: Server, tokenizer: Path, tmp_path: Path):
     command += ["--tokenizer", "local/tok", "--ui", "none", "--artifact-dir", str(tmp_path)]
     command += ["--request-count", str(REQUESTS), "--concurrency", str(STREAMS)]
     command += ["--isl", "64", "--osl", "16", "--extra-inputs", "ignore_eos:true"]
-    run(command, tokenizer)
+    hub.run(command, tokenizer)
     (path,) = tmp_path.rglob("profile_export_aiperf.json")
     report = json.loads(path.read_text())
     assert report["request_count"]["avg"] == REQUESTS
@@ -78,7 +49,7 @@ def test_guidellm_completions(server: Server, tokenizer: Path, tmp_path: Path):
     command += ["--tokenizer", f"kind=huggingface_auto,model={folder}"]
     command += ["--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16"]
     command += ["--output", f"kind=json,path={out}", "--disable-progress"]
-    run(command, tokenizer)
+    hub.run(command, tokenizer)
     (benchmark,) = json.loads(out.read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert totals["successful"] == REQUESTS
