@@ -52,6 +52,7 @@ class TraceFacts(msgspec.Struct, frozen=True):
     """Of the rows that were replayed."""
 
     name: str
+    format: str
     rows: int
     bad: int
     blank: int

@@ -96,10 +96,11 @@ def routing_of(name: str) -> str:
     return name.removesuffix(EARLY)
 
 
-def trace_facts(trace: Trace, name: str) -> TraceFacts:
+def trace_facts(trace: Trace) -> TraceFacts:
     rows = trace.rows
     return TraceFacts(
-        name=name,
+        name=trace.name,
+        format=trace.format,
         rows=len(rows),
         bad=len(trace.bad),
         blank=trace.num_blank,
@@ -130,7 +131,7 @@ def _live(config: Config, trace: Trace) -> Result:
     )
     return results.make(
         command=command("run", config),
-        trace=trace_facts(trace, _name(config)),
+        trace=trace_facts(trace),
         where={"server": config.live, "sent_late_s": round(late_s, 4)},
         load={"speed": config.speed, "decode": config.decode, "seeds": config.seeds},
         slo=results.describe_slo(slo),
@@ -178,7 +179,7 @@ def _simulated(config: Config, trace: Trace) -> Result:
         )
     return results.make(
         command=command("run", config),
-        trace=trace_facts(trace, _name(config)),
+        trace=trace_facts(trace),
         where=_cluster(config),
         load={"speed": config.speed, "decode": config.decode, "seeds": config.seeds},
         slo=results.describe_slo(config.slo),
@@ -201,11 +202,6 @@ def _arrivals(config: Config, rows: Sequence[TraceRow]) -> list[tuple[int, Seque
         return [(config.seed, rows)]
     seeds = range(config.seed, config.seed + (config.seeds or 1))
     return [(seed, spread(rows, seed, config.spread_s)) for seed in seeds]
-
-
-def _name(config: Config) -> str:
-    assert config.trace is not None
-    return config.trace.name
 
 
 def _cluster(config: Config) -> dict[str, Any]:  # Any: what JSON holds
