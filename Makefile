@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run format lint types test slow clients soak bench check clean
+.PHONY: help install run format lint types test slow clients soak fidelity bench check clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ clients: $(STAMP) ## Outside clients against a real server (lm-eval, aiperf, gui
 
 soak: $(STAMP) ## Long runs: 100,000 fault seeds on all cores, 10 minutes of mixed traffic with disconnects
 	$(BIN)/pytest -m soak --timeout 7200 -s $(ARGS)
+
+fidelity: $(STAMP) ## Whether a simulated replay tells what two real workers do; ten quiet minutes
+	$(BIN)/python -m bench.fidelity $(ARGS)
 
 bench: $(STAMP) ## Benchmarks; each prints its ratio to a peer first
 	$(BIN)/python -m bench.engine $(ARGS)

@@ -2,49 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import shutil
-import tempfile
 from typing import Any
 
 import pytest
 
+from tests.support.browser import BROWSER, MISSING, drawn
 from tests.support.scripted_frontend import an_api, says
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no chromium here (apt-get install chromium)"),
-]
-
-
-async def drawn(url: str) -> tuple[str, str]:
-    """(DOM, console lines) of the page after it has polled for a while."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        browser = await asyncio.create_subprocess_exec(
-            str(BROWSER),
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-background-networking",
-            "--no-first-run",
-            f"--user-data-dir={profile}",
-            "--window-size=1280,900",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=3000",
-            "--dump-dom",
-            url,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            out, err = await asyncio.wait_for(browser.communicate(), 90)
-        finally:
-            if browser.returncode is None:
-                browser.kill()
-    console = [line for line in err.decode().splitlines() if "CONSOLE" in line]
-    return out.decode(), "\n".join(console)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason=MISSING)]
 
 
 def a_worker(number: int, *, ranks: int = 1, state: str = "ready") -> dict[str, Any]:
