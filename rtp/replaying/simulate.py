@@ -30,6 +30,8 @@ class Job:
     speed: float = 1.0
     decode: bool = True
     salt: int = 0
+    seed: int = 0
+    """Of what the cluster draws."""
     master: dict[str, Any] = field(default_factory=dict)
     """Options of the Master."""
 
@@ -43,6 +45,7 @@ class Job:
             decode=self.decode,
             early=self.early,
             salt=self.salt,
+            seed=self.seed,
             progress=progress,
             **self.master,
         )
