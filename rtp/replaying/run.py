@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from rtp.config import Positive, Seconds, Settings, option
-from rtp.core.arrivals import spread
+from rtp.core.arrivals import grid_s, spread
 from rtp.core.cost import Cost
 from rtp.core.errors import ConfigError
 from rtp.core.replay_fleet import Fleet
@@ -30,6 +30,9 @@ from rtp.replaying.simulate import Job, simulate
 
 EARLY = "@early"
 DEFAULT_POLICY = ("predicted_ttft",)
+ALWAYS_TOLD = frozenset({"workers", "profile"})
+LEAST_GRID_S = 0.1
+"""Closer instants are times as they were, not rounded ones."""
 
 
 class SloOptions(Settings):
@@ -154,6 +157,7 @@ def _simulated(config: Config, trace: Trace) -> Result:
             speed=config.speed,
             decode=config.decode,
             salt=seed,
+            seed=seed,
             master=config.master,
         )
         for name in config.policy
@@ -193,17 +197,26 @@ def figures(run: Replayed, slo: Slo, fleet: Fleet) -> Stats:
     new = run.new_tokens.astype(np.float64)
     alone_s = cost.prefill_s(run.prompt_tokens.astype(np.float64))
     own_s = cost.prefill_s(new, run.cached_tokens.astype(np.float64))
-    return stats(run, slo, np.asarray(alone_s), np.asarray(own_s), fleet.num_ranks)
+    prefill_ranks = fleet.ranks * (fleet.workers + fleet.prefill_workers)
+    return stats(run, slo, np.asarray(alone_s), np.asarray(own_s), prefill_ranks)
 
 
 def _arrivals(config: Config, rows: Sequence[TraceRow]) -> list[tuple[int, Sequence[TraceRow]]]:
-    """Seed and rows of each run."""
+    """Seed and rows of each run. Raises ConfigError where all seeds would be alike."""
     if config.seeds is None and config.spread_s is None:
         return [(config.seed, rows)]
+    if config.spread_s is None and grid_s(rows) < LEAST_GRID_S:
+        raise ConfigError("the rows lie on no grid, so seeds change nothing; give --spread-s")
     seeds = range(config.seed, config.seed + (config.seeds or 1))
     return [(seed, spread(rows, seed, config.spread_s)) for seed in seeds]
 
 
 def _cluster(config: Config) -> dict[str, Any]:  # Any: what JSON holds
-    """The options that were given or matter, for people."""
-    return {name: getattr(config, name) for name in ClusterOptions.model_fields}
+    """The options that were given, and those that always matter."""
+    fields = ClusterOptions.model_fields
+    given = {name: getattr(config, name) for name in fields}
+    return {
+        name: value
+        for name, value in given.items()
+        if name in ALWAYS_TOLD or value != fields[name].get_default()
+    }

@@ -92,8 +92,18 @@ def test_mistakes_are_told_in_a_sentence(
     assert "Traceback" not in error
 
 
+def test_seeds_need_a_grid_or_a_width(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    trace = tmp_path / "t.jsonl"
+    line = '{{"timestamp":{at},"input_length":600,"output_length":2,"hash_ids":[0,{at}]}}\n'
+    trace.write_text("".join(line.format(at=at) for at in (0, 13, 29, 400, 410)))
+    options = ["--trace", str(trace), "--seeds", "2", "--decode", "false"]
+    assert main(["run", *options]) == 2
+    assert "give --spread-s" in capfd.readouterr().err
+    assert main(["run", *options, "--spread-s", "1"]) == 0
+
+
 def test_an_unknown_command_names_those_there_are(capfd: pytest.CaptureFixture[str]):
     assert main(["fly"]) == 2
-    assert "no command 'fly'; there are run" in capfd.readouterr().err
+    assert "no command 'fly'; there are " in capfd.readouterr().err
     assert main([]) == 0
     assert "run " in capfd.readouterr().out
