@@ -12,6 +12,8 @@ from rtp.core.errors import RtpError
 from rtp.replaying import convert, describe, formats, run
 from rtp.settings import load
 
+INTERRUPTED = 130
+"""Exit code of what Ctrl-C ended, as shells have it."""
 PROG = "python -m rtp.replay"
 # Any: each command takes its own Config.
 COMMANDS: dict[str, Any] = {
@@ -36,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = load(command.Config, argv[1:], os.environ, f"{PROG} {name}")
         return int(command.main(config))
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except RtpError as error:
         print(f"{PROG} {name}: {error}", file=sys.stderr)
     except OSError as error:

@@ -7,6 +7,7 @@ ends. What a run gives back depends on nothing that runs beside it.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import struct
 import traceback
 from collections.abc import Callable, Sequence
@@ -96,6 +97,7 @@ class _Children:
 
 
 def _child(work: Work, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     try:
         result = work(lambda fraction: pipe.send_bytes(b"p" + _FRACTION.pack(fraction)))
         pipe.send_bytes(b"r" + result)

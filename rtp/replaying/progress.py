@@ -28,6 +28,7 @@ class Bars:
                 TaskProgressColumn(),
                 TimeRemainingColumn(elapsed_when_finished=True),
                 console=Console(stderr=True),
+                auto_refresh=False,  # by a thread, and runs are forked beside it
             )
             self._tasks = [self._bars.add_task(name, total=1.0, start=False) for name in names]
 
@@ -48,11 +49,11 @@ class Bars:
     def moved(self, number: int, fraction: float) -> None:
         if self._bars is not None:
             self._bars.start_task(self._tasks[number])
-            self._bars.update(self._tasks[number], completed=fraction)
+            self._bars.update(self._tasks[number], completed=fraction, refresh=True)
 
     def ended(self, number: int) -> None:
         if self._bars is not None:
-            self._bars.update(self._tasks[number], completed=1.0)
+            self._bars.update(self._tasks[number], completed=1.0, refresh=True)
         else:
             seconds = time.monotonic() - self._begun
             print(f"{self._names[number]}: done at {seconds:.1f} s", file=sys.stderr, flush=True)
