@@ -75,8 +75,11 @@ def part(rows: Sequence[TraceRow], first: int, end: int) -> list[TraceRow]:
 
 
 def grid_s(rows: Sequence[TraceRow]) -> float:
-    """The least time between two instants at which rows arrive; 0 where there are not two."""
+    """The least time between two instants at which rows arrive; 0 where no two rows share one, and
+    so there is no grid."""
     times = sorted({row.arrival_s for row in rows})
+    if len(times) == len(rows):
+        return 0.0
     return min((b - a for a, b in pairwise(times)), default=0.0)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import pytest
 
 from rtp.core.trace import TraceRow, hashes_of
 from rtp.core.types import split_hashes
-from rtp.io.traces import read_mooncake, write_mooncake
-from tests.support.traces import SAMPLE, conversation, sample
-from traces.generate import SECONDS, SEED, generate
+from rtp.io.traces import read, write_mooncake
+from tests.support.traces import conversation, sample
 
 ROW = '{"timestamp": %d, "input_length": 600, "output_length": 8, "hash_ids": [0, %d]}'
 
@@ -24,17 +22,17 @@ def a_file(folder: Path, *lines: str) -> Path:
 
 def test_t01_times_count_from_the_first_row(tmp_path: Path):
     path = a_file(tmp_path, ROW % (1_700_000_000_000, 1), ROW % (1_700_000_003_500, 2))
-    assert [row.arrival_s for row in read_mooncake(path).rows] == [0.0, 3.5]
+    assert [row.arrival_s for row in read(path).rows] == [0.0, 3.5]
 
 
 def test_rows_of_one_instant_stay_in_the_order_of_the_file(tmp_path: Path):
     path = a_file(tmp_path, ROW % (9, 1), ROW % (3, 2), ROW % (9, 3), ROW % (3, 4))
-    assert [row.block_ids[1] for row in read_mooncake(path).rows] == [2, 4, 1, 3]
+    assert [row.block_ids[1] for row in read(path).rows] == [2, 4, 1, 3]
 
 
 def test_t04_hash_ids_that_do_not_fit_the_length_are_told_with_their_line(tmp_path: Path):
     wrong = '{"timestamp":0,"input_length":20,"output_length":8,"hash_ids":[0,1]}'
-    trace = read_mooncake(a_file(tmp_path, ROW % (0, 1), wrong))
+    trace = read(a_file(tmp_path, ROW % (0, 1), wrong))
     assert len(trace.rows) == 1
     assert [(bad.line, bad.reason) for bad in trace.bad] == [
         (2, "2 hash_ids for 20 tokens, which are 1")
@@ -54,7 +52,7 @@ def test_t11_a_row_that_is_none_is_told_and_never_ends_the_run(tmp_path: Path):
         "   ",
         ROW % (7, 2),
     ]
-    trace = read_mooncake(a_file(tmp_path, *lines))
+    trace = read(a_file(tmp_path, *lines))
     assert [row.block_ids for row in trace.rows] == [(0, 1), (0, 2)]
     assert [bad.line for bad in trace.bad] == [3, 4, 5, 6, 7, 8]
     assert trace.num_blank == 2
@@ -66,7 +64,7 @@ def test_t06_each_row_is_read_once_and_in_order(tmp_path: Path, name: str):
     rows = [TraceRow(3 * i / 1000, 512 + i, 1 + i, (0, i + 1)) for i in range(1, 500)]
     rows.insert(0, TraceRow(0.0, 512, 1, (0,)))
     write_mooncake(tmp_path / name, rows)
-    assert read_mooncake(tmp_path / name).rows == rows
+    assert read(tmp_path / name).rows == rows
 
 
 def test_hashes_are_distinct_in_both_halves_and_between_salts():
@@ -80,14 +78,6 @@ def test_hashes_are_distinct_in_both_halves_and_between_salts():
 def test_only_whole_blocks_have_hashes():
     row = TraceRow(0.0, 1023, 1, (5, 6))
     assert row.hashes(512, 0) == hashes_of((5,), 0)
-
-
-def test_the_sample_is_what_its_generator_makes(tmp_path: Path):
-    write_mooncake(tmp_path / "again.jsonl.gz", generate(SEED, SECONDS))
-    assert gzip.decompress(SAMPLE.read_bytes()) == gzip.decompress(
-        (tmp_path / "again.jsonl.gz").read_bytes()
-    )
-    assert SAMPLE.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("source", [sample, conversation])

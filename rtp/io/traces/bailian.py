@@ -10,6 +10,7 @@ Source: alibaba-edu/qwen-bailian-usagetraces-anon, README.
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -39,10 +40,13 @@ def read(path: Path) -> Trace:
     rows, chains = Rows(), Chains()
     decoder = msgspec.json.Decoder(_Line)
     session_of: dict[int, int] = {}
+    fresh = count()
 
     def take(text: bytes) -> None:
         line = decoder.decode(text)
-        session = session_of.get(line.parent_chat_id, len(session_of))
+        session = session_of.get(line.parent_chat_id)
+        if session is None:
+            session = next(fresh)
         session_of[line.chat_id] = session
         ids = line.hash_ids
         if len(ids) != line.input_length // BLOCK:
