@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from rtp.backends import sim
+from rtp.core import plugins
 from rtp.core.arrivals import grid_s, open_loop, part, spread
 from rtp.core.errors import ConfigError
+from rtp.core.replay import Fleet, replay
+from rtp.core.replayed import Replayed
 from rtp.core.trace import TraceRow
-from tests.replay.fleet import alone_s, prefill_only
+from rtp.io.traces import read
+from tests.replay.fleet import DECODE, PREFILL, alone_s, prefill_only
 from tests.support.traces import sample
+from traces.generate import FOLDER
 
 TRIP_S = 0.01
 """Messages there and back, and the ticks between."""
@@ -70,3 +76,33 @@ def test_a_part_of_a_trace_starts_at_0_and_waits_for_nothing_outside():
     cut = part(rows, 1, 3)
     assert [(row.arrival_s, row.after, row.think_s) for row in cut] == [(0, -1, 0), (2, 0, 2)]
     assert part(rows, 3, 9) == []
+
+
+def test_sessions_of_agents_replay_to_their_ends_in_order_and_the_same_each_time():
+    rows = part(read(FOLDER / "sample_weka.jsonl.gz", most_think_s=20.0).rows, 0, 16)
+    once, again = (replay_sessions(rows) for _ in range(2))
+    assert repr(once.outcomes) == repr(again.outcomes)
+    ends = [outcome.ended_at for outcome in once.outcomes]
+    for row, outcome in zip(rows, once.outcomes, strict=True):
+        if row.after >= 0:
+            waited = outcome.begun_at - (ends[row.after] or 0.0)
+            assert waited == pytest.approx(row.think_s, abs=1e-6)
+    assert sum(row.after >= 0 for row in rows) > 10
+    assert once.hit_ratio > 0.4
+
+
+def replay_sessions(rows: list[TraceRow]) -> Replayed:
+    """On four ranks, decoding."""
+    fleet = Fleet(
+        runner=lambda: sim.build(
+            num_blocks=8000,
+            block_size=64,
+            max_model_len=200_000,
+            contents=False,
+            **PREFILL,
+            **DECODE,
+        ),
+        workers=4,
+        max_batch_tokens=8192,
+    )
+    return replay(rows, fleet, plugins.build("routing", "predicted_ttft"))

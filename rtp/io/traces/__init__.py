@@ -17,7 +17,6 @@ from rtp.core.errors import ConfigError
 from rtp.io.traces import azure, bailian, burstgpt, mooncake, native, servegen, text, weka
 from rtp.io.traces.files import look
 from rtp.io.traces.mooncake import MOONCAKE_BLOCK, write_mooncake
-from rtp.io.traces.mooncake import read as read_mooncake
 from rtp.io.traces.rows import BadRow, Trace
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "find_format",
     "options_of",
     "read",
-    "read_mooncake",
     "write_mooncake",
 ]
 

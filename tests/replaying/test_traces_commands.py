@@ -1,0 +1,126 @@
+"""`python -m rtp.replay describe|convert|formats`: what is told, and how mistakes are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rtp.core.ideal_cache import found
+from rtp.io import traces
+from rtp.replay import main
+from tests.support.traces import SAMPLE, sample
+from traces.generate import FOLDER
+
+MOONCAKE = '{"timestamp": %d, "input_length": 600, "output_length": 8, "hash_ids": [0, %d]}\n'
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def test_describe_prints_both_rules_the_sizes_and_round_robin(capsys: pytest.CaptureFixture[str]):
+    out, err = said(capsys, "describe", "--trace", str(SAMPLE), "--sizes", "300,9000")
+    engine, partial = found(sample(), 512), found(sample(), 512, partial=True)
+    shares = next(line for line in out.splitlines() if line.startswith("one cache without an end"))
+    assert shares.split()[-3:] == [
+        f"{engine.token_share:.2%}",
+        f"{partial.token_share:.2%}",
+        f"{partial.block_share:.2%}",
+    ]
+    for name in ("LRU, 300 blocks", "LRU, 9,000 blocks", *(f"over {n} " for n in (4, 8, 16, 32))):
+        assert name in out
+    assert "992 requests" in out
+    assert not err
+
+
+def test_describe_as_json_has_the_bad_rows_and_all_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "t.jsonl"
+    path.write_text(MOONCAKE % (0, 1) + "\n" + "nonsense\n" + MOONCAKE % (3000, 1))
+    out, err = said(capsys, "describe", "--trace", str(path), "--as-json", "true")
+    told = msgspec.json.decode(out)
+    assert (told["num_blank"], [bad["line"] for bad in told["bad"]]) == (1, [3])
+    assert told["facts"]["num_rows"] == 2
+    assert told["facts"]["engine"]["endless"]["found_tokens"] == 512
+    assert told["facts"]["partial"]["endless"]["found_tokens"] == 600
+    assert told["facts"]["partial"]["round_robin"]["4"]["found_tokens"] == 0
+    assert "line 3: " in err
+
+
+def test_convert_keeps_all_in_rtps_form_and_the_shape_in_mooncakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source, own, plain = FOLDER / "sample_weka.jsonl.gz", tmp_path / "a.jsonl.gz", tmp_path / "b"
+    rows = traces.read(source).rows
+    said(capsys, "convert", "--trace", str(source), "--out", str(own))
+    assert traces.read(own).rows == rows
+    said(capsys, "convert", "--trace", str(own), "--out", str(plain), "--to", "mooncake")
+    again = traces.read(plain, block_size=64)
+    assert again.bad == []
+    assert [(r.num_tokens, r.num_output) for r in again.rows] == [
+        (r.num_tokens, r.num_output) for r in rows
+    ]
+    assert [r.hashes(64, 0) for r in again.rows] == [r.hashes(64, 0) for r in rows]
+
+
+def test_convert_cuts_opens_and_spreads(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    files = [tmp_path / f"{i}.jsonl" for i in range(3)]
+    for file, seed in zip(files, ("1", "1", "2"), strict=True):
+        said(
+            capsys,
+            *("convert", "--trace", str(SAMPLE), "--rows", "60"),
+            *("--spread-seed", seed, "--out", str(file)),
+        )
+    assert files[0].read_bytes() == files[1].read_bytes() != files[2].read_bytes()
+    times = [row.arrival_s for row in traces.read(files[0]).rows]
+    assert len(set(times)) == len(times) == 60
+    agents = FOLDER / "sample_weka.jsonl.gz"
+    said(
+        capsys,
+        *("convert", "--trace", str(agents), "--loop", "open", "--out", str(files[0])),
+        *("--set", "reader.gap_s=0"),
+    )
+    rows = traces.read(files[0]).rows
+    assert all(row.after == -1 for row in rows)
+    assert sum(row.arrival_s == 0.0 for row in rows) == 4
+
+
+def test_the_formats_and_their_options_are_listed(capsys: pytest.CaptureFixture[str]):
+    out, _ = said(capsys, "formats")
+    for name in traces.FORMATS:
+        assert f"{name}: " in out
+    assert "--set reader.gap_s=...  Mean seconds between the starts" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["describe"], "give --trace FILE"),
+        (["convert", "--trace", str(SAMPLE)], "give --out FILE"),
+        (["describe", "--trace", "/nowhere/t.jsonl"], "/nowhere/t.jsonl: No such file"),
+        (["describe", "--trace", str(SAMPLE), "--format", "csv"], "no trace format 'csv'"),
+        (["describe", "--trace", str(SAMPLE), "--set", "reader.gap_s=1"], "no option 'gap_s'"),
+        (["describe", "--trace", str(SAMPLE), "--sizes", "0"], "sizes"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_t11_a_trace_without_a_single_request_is_an_error_that_tells_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n" + MOONCAKE.replace("600", "0") % (0, 1))
+    assert main(["describe", "--trace", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "no row is a request" in err
+    assert "1 blank lines, 1 bad ones, line 2" in err
