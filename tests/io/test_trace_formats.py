@@ -299,7 +299,7 @@ def test_sub_agents_start_behind_their_parent_and_it_waits_for_the_last_to_end(t
 
 
 def test_sessions_share_no_block_and_start_apart_by_seed(tmp_path: Path):
-    path = weka(tmp_path, *[[request(0, 640, 1.0, 0.0)] for _ in range(5)])
+    path = weka(tmp_path, *[[request(0, 640, 1.0, 0.0)] * (i != 2) for i in range(6)])
     rows = traces.read(path, gap_s=60.0, seed=3).rows
     assert len({block for row in rows for block in row.block_ids}) == 5 * 10
     assert rows == traces.read(path, gap_s=60.0, seed=3).rows
@@ -314,6 +314,14 @@ def test_long_thoughts_can_be_cut_and_all_behind_them_comes_earlier(tmp_path: Pa
     )
     rows = traces.read(path, most_think_s=60.0).rows
     assert [(row.arrival_s, row.think_s) for row in rows] == [(0, 0), (61, 60), (65, 3)]
+
+
+def test_a_recorded_thought_longer_than_its_gap_moves_no_row_before_what_it_waits_for(
+    tmp_path: Path,
+):
+    path = weka(tmp_path, [request(0, 64, 1, 0), request(50, 64, 1, 7000), request(60, 64, 1, 9)])
+    rows = traces.read(path, most_think_s=60.0).rows
+    assert [(row.arrival_s, row.after) for row in rows] == [(0, -1), (50, 0), (60, 1)]
 
 
 def test_t11_a_bad_request_of_a_session_is_told_and_the_next_waits_for_the_last_good(

@@ -87,8 +87,9 @@ def read(
         if session.block_size != BLOCK:
             rows.reject(number, f"block size {session.block_size}, where others have {BLOCK}")
             continue
-        agents = _Agents(rows, chains, number, session.id, start_s, most_think_s)
-        agents.first_block, agents.num_agents = first_block, num_agents
+        agents = _Agents(
+            rows, chains, number, session.id, start_s, most_think_s, first_block, num_agents
+        )
         agents.add(session.requests, 0.0, None)
         first_block, num_agents = agents.end_block, agents.num_agents
         if gap_s:
@@ -107,6 +108,8 @@ class _Agents:
         name: str,
         start_s: float,
         most_think_s: float,
+        first_block: int,
+        num_agents: int,
     ) -> None:
         self._rows = rows
         self._chains = chains
@@ -114,10 +117,10 @@ class _Agents:
         self._name = name
         self._start_s = start_s
         self._most_think_s = most_think_s
-        self.first_block = 0
+        self._first_block = first_block
         """What is added to this session's block numbers."""
-        self.end_block = 0
-        self.num_agents = 0
+        self.end_block = first_block
+        self.num_agents = num_agents
 
     def add(
         self, requests: tuple[_Request, ...], offset_s: float, before: _Done | None
@@ -159,22 +162,19 @@ class _Agents:
         if ids and min(ids) < 0:
             raise ValueError(f"hash id {min(ids)} is negative")
         cut_s = after.cut_s if after is not None else 0.0
+        between_s = max(0.0, at - after.end_s) if after is not None else 0.0
         if think_s is None:
-            think_s = max(0.0, at - after.end_s) if after is not None else 0.0
-        if after is not None and think_s > self._most_think_s:
-            cut_s += think_s - self._most_think_s
-            think_s = self._most_think_s
-        self.end_block = max(
-            self.end_block, self.first_block, *(self.first_block + i + 1 for i in ids)
-        )
+            think_s = between_s
+        cut_s += max(0.0, between_s - self._most_think_s)
+        self.end_block = max(self.end_block, self._first_block + max(ids, default=-1) + 1)
         row = self._rows.add(
             self._start_s + at - cut_s,
             request.num_tokens,
             request.num_output,
-            self._chains.of([self.first_block + block for block in ids]),
+            self._chains.of([self._first_block + block for block in ids]),
             session=agent,
             after=after.row if after is not None else -1,
-            think_s=think_s if after is not None else 0.0,
+            think_s=min(think_s, self._most_think_s),
             tenant=self._name,
         )
         return _Done(row, at + request.api_time, cut_s)
