@@ -49,7 +49,7 @@ class Plan:
     """Requests generate their whole output; else they end with their first token, and decode ranks
     have rows and changes of their own (bench/background.py)."""
     time_factor: float | None = None
-    """Of the service times, at first if `load` is above 1; None: so that `load` comes out."""
+    """Of the service times; None: so that `load` comes out."""
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ async def _measure(
     window = load.begin(
         conversation.arrivals(plan.rate), plan.warmup_s, plan.warmup_s + plan.seconds
     )
-    if plan.time_factor is None or plan.load > 1:  # an overloaded fleet finds less in its caches
+    if plan.time_factor is None:
         await _correct(load, right_s, window.since, plan.warmup_s / (CORRECTIONS + 2))
     await _turns_until(load, window.since)
     master.begin_window()
