@@ -29,6 +29,7 @@ from rtp.core.master.order import (
     TENANT,
     URGENCY,
     next_slots,
+    shortlist,
 )
 from rtp.core.master.shares import Shares, Standing
 from rtp.core.master.tenants import Charge
@@ -41,6 +42,10 @@ MOST_PRIORITY = 16
 SHORTEST_S = 1e-6
 FIRST_SIZE = 64
 FREE = -1
+MANY = 256
+FEW = 64
+"""Of more than the one waiting requests, the ones that a round goes on with."""
+EVERYBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +96,11 @@ class Window:
         self._held_on: dict[int, list[Waiting]] = {}
         self.num_holds = 0
         """Requests held so far."""
+        self._few: IntArray = np.zeros(FEW, dtype=np.int64)
+        self._num_few, self._some_late = 0, False
+        self._few_at, self._few_room = -np.inf, 0.0
+        """Slots that go first in this round, where there are many."""
+        self._scores: FloatArray = np.zeros(FEW + 1)
 
     def __iter__(self) -> Iterator[Waiting]:
         """All waiting requests, held ones included, in slot order."""
@@ -115,6 +125,7 @@ class Window:
         slots[TENANT] = waiting.standing.row
         self.num_waiting += 1
         self.next_expiry = min(self.next_expiry, waiting.deadline)
+        self._num_few = 0
         self.refresh(waiting, uncached, service_s, need)
 
     def refresh(self, waiting: Waiting, uncached: int, service_s: float, need: int) -> None:
@@ -162,11 +173,38 @@ class Window:
         room: the caller makes some for it. Of several tenants' the one's that was served least for
         its weight, of those with one that can go.
         """
-        shares = self.shares
-        count = next_slots(self._table, shares.virtual_s, shares.turn, now, room, self._found)
+        if len(self._slots) > MANY and self.shares.num_active == 1:
+            best = self._best_of_few(now, room)
+            if best is not None:
+                return best
+        return self._best_of(EVERYBODY, now, room)
+
+    def _best_of_few(self, now: float, room: float) -> Waiting | None:
+        """Of a backlog: all are gone through once a round, and the best of them at each look. None
+        where it may be another."""
+        if not self._num_few or now != self._few_at or room > self._few_room:
+            self._few_at, self._few_room = now, room
+            count = shortlist(self._table, now, room, self._few, self._scores)
+            self._num_few, self._some_late = abs(count), count < 0
+            if not count:
+                return None
+        best = self._best_of(self._few[: self._num_few], now, room)
+        if best is not None:
+            assert best.standing is not None
+            score = (now - best.arrival) * self._table.item(best.slot, URGENCY)
+            late = self._some_late and self.shares.turn.item(best.standing.row)
+            if score > self._scores.item(FEW) and not late:
+                return best
+        self._num_few = 0
+        return None
+
+    def _best_of(self, among: IntArray, now: float, room: float) -> Waiting | None:
+        """among: slots."""
+        shares, found = self.shares, self._found
+        count = next_slots(self._table, among, shares.virtual_s, shares.turn, now, room, found)
         if count <= 1:
-            return self._slots[self._found.item(0)] if count else None
-        return min(self._at(self._found[:count]), key=_request_id)
+            return self._slots[found.item(0)] if count else None
+        return min(self._at(found[:count]), key=_request_id)
 
     def _at(self, slots: IntArray) -> list[Waiting]:
         found = (self._slots[i] for i in slots.tolist())
@@ -248,6 +286,7 @@ class Window:
 
     def unskip(self) -> None:
         """The round is over."""
+        self._num_few = 0
         for waiting in self._skipped:
             if waiting.slot != FREE and waiting.held_row == FREE:
                 self._table[waiting.slot, ELIGIBLE] = 1.0
@@ -269,6 +308,7 @@ class Window:
         """Back into the order, if it was held."""
         if waiting.held_row == FREE:
             return
+        self._num_few = 0
         held = self._held_on[waiting.held_row]
         held.remove(waiting)
         if not held:

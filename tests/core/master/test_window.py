@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 
+from rtp.core.master import window as window_module
 from rtp.core.master.shares import OVERDUE_EVERY, Shares
 from rtp.core.master.window import OVERDUE_S, OVERDUE_SERVICES, Waiting, Window
 from rtp.core.messages import Ask
@@ -100,6 +102,56 @@ def test_the_argmax_equals_a_plain_reading_of_the_rule():
             window.remove(plain.pop(key))
     assert window.num_waiting == len(plain)
     assert window.num_tokens == 10 * len(plain)
+
+
+@pytest.mark.parametrize("grid_s", [0.0, 1.0])
+def test_a_backlog_is_served_in_the_order_of_the_rule(monkeypatch, grid_s: float):
+    """Rounds of several looks over many requests, with skips, holds and the oldest overdue, beside
+    a window that goes through all of them at every look."""
+    rng = random.Random(8)
+    few, all_of_them = Window(), Window()
+    monkeypatch.setattr(window_module, "MANY", 100)
+    monkeypatch.setattr(all_of_them, "_best_of_few", lambda now, room: None)
+    now, alive, overdue = 0.0, {}, 0
+    for step in range(900):
+        now += 0.05
+        for n in range(3 if step < 500 else 1):
+            arrival = now - rng.random()
+            arrival -= arrival % grid_s if grid_s else 0.0
+            service_s, need = rng.choice([0.05, 0.2, 1.5]), rng.choice([10, 1000])
+            id = f"{step:04d}.{n}"
+            alive[id] = [a_waiting(id, arrival), a_waiting(id, arrival)]
+            for window, waiting in zip((few, all_of_them), alive[id], strict=True):
+                window.add(waiting, 10, service_s, need)
+        held = [id for id in alive if alive[id][0].held_row >= 0]
+        for _ in range(rng.randrange(8)):
+            room = rng.choice([NO_LIMIT, 100.0])
+            best = [window.best(now, room) for window in (few, all_of_them)]
+            if best[0] is None:
+                assert best[1] is None
+                break
+            assert best[0].ask.request_id == best[1].ask.request_id
+            id = best[0].ask.request_id
+            overdue += few.overdue(best[0], now)
+            what = rng.random()
+            for window, waiting in zip((few, all_of_them), alive[id], strict=True):
+                if what < 0.6:
+                    window.granted(waiting, 0.1)
+                    window.remove(waiting)
+                elif what < 0.8:
+                    window.hold(waiting, 1, now + 1.0, 0.1)
+                else:
+                    window.skip(waiting)
+                if held and what < 0.1:
+                    window.let_go(alive[held[0]][window is all_of_them])
+            if what < 0.6:
+                del alive[id]
+            if held and what < 0.1:
+                held.pop(0)
+        few.unskip()
+        all_of_them.unskip()
+    assert few.num_waiting > 100
+    assert overdue > 5
 
 
 def test_every_fourth_grant_goes_to_the_oldest_overdue_request():
