@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rtp.core.errors import RtpError
-from rtp.replaying import convert, describe, formats, run
+from rtp.replaying import ablate, convert, describe, formats, plan, run, tune
 from rtp.settings import load
 
 INTERRUPTED = 130
@@ -18,6 +18,9 @@ PROG = "python -m rtp.replay"
 # Any: each command takes its own Config.
 COMMANDS: dict[str, Any] = {
     "run": run,
+    "ablate": ablate,
+    "tune": tune,
+    "plan": plan,
     "describe": describe,
     "convert": convert,
     "formats": formats,

@@ -47,7 +47,11 @@ class Fleet:
         prefix_map: PrefixMap,
         tenants: Tenants,
         lead_s: float,
+        *,
+        by_age: bool = False,
     ) -> None:
+        """by_age: nothing but age orders what waits."""
+        self._by_age = by_age
         self.members = Members()
         self.pools: dict[str, Pool] = {}
         """By model; kept, without members, after its last worker left."""
@@ -138,7 +142,10 @@ class Fleet:
         if schedulable(register.role):
             if register.model not in self.pools:
                 self.pools[register.model] = Pool(
-                    register.model, self._lead_s, Shares(self._tenants.weight)
+                    register.model,
+                    self._lead_s,
+                    Shares(self._tenants.weight),
+                    by_age=self._by_age,
                 )
             self.pools[register.model].members[register.worker_id] = member
         self.members.add(member)

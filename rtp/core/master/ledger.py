@@ -27,9 +27,17 @@ class Ledger:
     """charge() at the grant, release() once at the end, whatever the end is."""
 
     def __init__(
-        self, ranks: Ranks, prefix_map: PrefixMap, tenants: Tenants, expiry_s: float
+        self,
+        ranks: Ranks,
+        prefix_map: PrefixMap,
+        tenants: Tenants,
+        expiry_s: float,
+        *,
+        arriving: bool = True,
     ) -> None:
-        """expiry_s: lease and margin; a grant no Status has seen by then is settled."""
+        """expiry_s: lease and margin; a grant no Status has seen by then is settled. arriving:
+        blocks count on a rank from the grant on, not from the rank's word on."""
+        self._arriving = arriving
         self._ranks = ranks
         self._map = prefix_map
         self._tenants = tenants
@@ -53,7 +61,8 @@ class Ledger:
     def charge(self, booking: Booking, hashes: Hashes, held: int) -> None:
         """hashes: of the prompt, of which `held` leading blocks matched on the rank."""
         self._ranks.charge(booking)
-        booking.arriving = self._map.arrive(booking.row, hashes, held)
+        if self._arriving:
+            booking.arriving = self._map.arrive(booking.row, hashes, held)
         self._bookings[booking.grant.request_id] = booking
         if booking.external:
             self.external.set(booking, min(booking.lease_ends, self._ranks.busy_until[booking.row]))

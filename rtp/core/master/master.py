@@ -6,11 +6,12 @@ Reports and requests change state; decisions are made in the Tick that ends a tu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import Any
 
 from rtp.core.commands import Command
+from rtp.core.errors import ConfigError
 from rtp.core.events import Event, From, FrontendDown, FrontendUp, LinkDown, LinkUp, LoopBusy, Tick
 from rtp.core.master.admission import Admission
 from rtp.core.master.affinity import Affinity
@@ -47,6 +48,10 @@ from rtp.core.messages import (
 from rtp.core.policy import Routing
 from rtp.core.types import RequestId, WorkerId
 
+MECHANISMS = ("arriving", "grouping", "order", "progress")
+"""That can be switched off: blocks of a granted request count at once; requests of like length
+start together; the response ratio (age alone, without); reports say when a rank will be free (the
+prediction of the grant alone, without)."""
 LEASE_S = 0.25
 LEASE_MARGIN_S = 0.5
 """A worker in a long step tells of a Submit with its next beat, 250 ms at most."""
@@ -76,17 +81,30 @@ class Master:
         kept_placements: int = 1000,
         prefix_map: PrefixMap | None = None,
         grace_s: float = 0.0,
+        without: Collection[str] = (),
     ) -> None:
         """limits: False switches off the gates of queue, TTFT and tenants. tenants: their terms,
         equal ones by default. lead_s: start value of what is then measured. grace_s: how long after
         the start an Ask waits for a first worker of its model, which may be coming back.
-        prefix_map: for tests; max_blocks bounds the Master's own. Raises ConfigError."""
+        prefix_map: for tests; max_blocks bounds the Master's own. without: mechanisms that are
+        switched off, of MECHANISMS, to see what they are worth. Raises ConfigError."""
+        unknown = sorted(set(without) - set(MECHANISMS))
+        if unknown:
+            raise ConfigError(f"no mechanism {unknown[0]!r}; there are {', '.join(MECHANISMS)}")
         self.term = term
         self.map = prefix_map or PrefixMap(max_ranks, max_blocks)
-        self.ranks = Ranks(max_ranks)
+        self.ranks = Ranks(max_ranks, corrected="progress" not in without)
         self.tenants = Tenants() if tenants is None else tenants
-        self.ledger = Ledger(self.ranks, self.map, self.tenants, LEASE_S + LEASE_MARGIN_S)
-        self.fleet = Fleet(self.ranks, self.ledger, self.map, self.tenants, lead_s)
+        self.ledger = Ledger(
+            self.ranks,
+            self.map,
+            self.tenants,
+            LEASE_S + LEASE_MARGIN_S,
+            arriving="arriving" not in without,
+        )
+        self.fleet = Fleet(
+            self.ranks, self.ledger, self.map, self.tenants, lead_s, by_age="order" in without
+        )
         self.links = Links(term, self.ranks, self.fleet)
         self.chats = Affinity(affinity_chats, affinity_age_s)
         self.placements = Placement(routing, self.map, self.fleet.place_of, kept_placements)
@@ -117,6 +135,7 @@ class Master:
             self.chats,
             Grants(self.ranks, self.ledger, self.fleet, self.chats, self.intake.waiting, LEASE_S),
             self.intake.no_room,
+            grouping="grouping" not in without,
         )
         self._started_at: float | None = None
         self._swept_at = -inf

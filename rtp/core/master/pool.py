@@ -49,9 +49,11 @@ class Lead:
 class Pool:
     """Everything of one model. Requests of one model never wait behind those of another."""
 
-    def __init__(self, model: str, lead_s: float, shares: Shares | None = None) -> None:
+    def __init__(
+        self, model: str, lead_s: float, shares: Shares | None = None, *, by_age: bool = False
+    ) -> None:
         self.model = model
-        self.window = Window(shares)
+        self.window = Window(shares, by_age=by_age)
         self.outputs = OutputLengths()
         self.lead = Lead(lead_s)
         self.at_once: dict[RequestId, Waiting] = {}

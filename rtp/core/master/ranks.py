@@ -56,8 +56,10 @@ there when a row ends, the others wait where they can still go to another rank."
 class Ranks:
     """One row per rank. Rows of ranks that left are reused, longest unused first."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, corrected: bool = True) -> None:
+        """corrected: by what ranks report; else what was predicted at the grant stands."""
         self.capacity = capacity
+        self._corrected = corrected
         self.table: FloatArray = np.zeros((capacity, NUM_COLUMNS))
         """Reported and own facts of each rank (core/master/columns)."""
         self.stale = np.ones(capacity, dtype=np.bool_)
@@ -207,7 +209,10 @@ class Ranks:
             for rank, row in enumerate(rows.tolist()):
                 if self._unseen[row]:
                     self._see(row, told.item(rank, UPTO), told.item(rank, MASK))
+        predicted = None if self._corrected else self.busy_until[rows]
         load.take_in(self.table, self.stale, self.classes, self.profiles, rows, told, now)
+        if predicted is not None:
+            self.busy_until[rows] = predicted
         if self.groups:
             self._busy_together(rows.item(0))
 

@@ -52,8 +52,12 @@ class Rounds:
         chats: Affinity,
         grants: Grants,
         no_room: Callable[[Waiting, float], list[Command]],
+        *,
+        grouping: bool = True,
     ) -> None:
-        """no_room: refuses a request that would not wait."""
+        """no_room: refuses a request that would not wait. grouping: a request for ranks that step
+        together takes others like it along."""
+        self._grouping = grouping
         self._ranks = ranks
         self._fleet = fleet
         self._placement = placement
@@ -215,7 +219,7 @@ class Rounds:
     ) -> list[Command]:
         """Grants a request its rank; where that one steps together with others, others theirs."""
         together = [(first, choice)]
-        if choice.row in self._ranks.groups and not first.ask.lease_s:
+        if self._grouping and choice.row in self._ranks.groups and not first.ask.lease_s:
             self._expect(pool, first, choice, view)
             together += self._company(pool, first, choice.row, view, now)
         group_id, size = -1, len(together)

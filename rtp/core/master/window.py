@@ -73,8 +73,10 @@ class Waiting:
 class Window:
     """add, remove; best() for the next to look at; hold() and release for busy ranks."""
 
-    def __init__(self, shares: Shares | None = None) -> None:
-        """shares: of the tenants; equal ones by default."""
+    def __init__(self, shares: Shares | None = None, *, by_age: bool = False) -> None:
+        """shares: of the tenants; equal ones by default. by_age: the order is age, times the
+        priority's factor, whatever the service."""
+        self._by_age = by_age
         self.shares = Shares(lambda tenant: 1.0) if shares is None else shares
         self.splits = False
         """Room is that of decode ranks: what ends with its first token needs none."""
@@ -142,7 +144,9 @@ class Window:
         priority = max(-MOST_PRIORITY, min(MOST_PRIORITY, ask.priority))
         short = self.splits and ask.max_tokens <= 1
         slots = self._table[waiting.slot]
-        slots[URGENCY] = 2.0 ** (priority / 4) / max(service_s, SHORTEST_S)
+        slots[URGENCY] = 2.0 ** (priority / 4)
+        if not self._by_age:
+            slots[URGENCY] /= max(service_s, SHORTEST_S)
         slots[LIMIT] = max(OVERDUE_S, OVERDUE_SERVICES * service_s)
         slots[NEED] = -np.inf if short else need
         slots[LENGTH] = uncached
