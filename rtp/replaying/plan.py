@@ -180,7 +180,11 @@ def shape(ranks: int, prefill: int, decode: int) -> str:
 def show(planned: Sequence[Planned], tried: Sequence[Tried]) -> str:
     """What is needed, and the curve of all that was tried."""
     need = [
-        [each.policy, f"{each.speed:g}x", shape(each.ranks, each.prefill, each.decode) or "-"]
+        [
+            each.policy,
+            f"{each.speed:g}x",
+            shape(each.ranks, each.prefill, each.decode) if each.ranks else "none of these",
+        ]
         for each in planned
     ]
     curve = [
