@@ -260,6 +260,7 @@ class Master:
 
     def _loop_busy(self, event: LoopBusy, now: float) -> list[Command]:
         self.links.pace(event.share)
+        self.placements.busy(event.share)
         return []
 
     def _register(self, register: Register, now: float) -> list[Command]:

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rtp.core.events import Tick
+from rtp.core.events import LoopBusy, Tick
+from rtp.core.master.placement import RELAXED, SATURATED
 from rtp.core.master.ranks import MOST_HELD
 from rtp.core.master.rounds import MOST_LOOKS
 from rtp.core.master.window import OVERDUE_S
@@ -151,6 +152,23 @@ def hold_fleet(wait_s: float, prompt: range = PROMPT, **settings: object) -> Fle
     tokens = round(wait_s / ((a + b * chunk + c * chunk * chunk / 2) / chunk))
     fleet.report(busy, prefill_tokens=tokens)
     return fleet
+
+
+def test_a_master_without_time_left_holds_nothing_until_it_has_some_again():
+    """A hold costs a second look; ranks would idle while the Master looks."""
+    for shares, held in (
+        ((SATURATED,), 1),
+        ((1.0,), 0),
+        ((1.0, (SATURATED + RELAXED) / 2), 0),
+        ((1.0, RELAXED - 0.01), 1),
+    ):
+        fleet = hold_fleet(wait_s=0.07)
+        for share in shares:
+            fleet.tell(LoopBusy(share))
+        grant = fleet.grant(fleet.ask(TAIL))
+        assert fleet.master.overview(fleet.now)["queue"]["held"] == held
+        assert fleet.master.overview(fleet.now)["policy"]["may_hold"] == bool(held)
+        assert held or grant.worker_id == "idle"
 
 
 def test_a_request_is_held_for_a_busy_rank_when_that_is_predicted_to_be_sooner():
