@@ -60,7 +60,8 @@ class Query(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     expected_output: int
     """Tokens one choice of it is expected to produce."""
     backlog_s: float = 0.0
-    """Predicted prefill seconds of all other requests that wait, over the ranks they wait for."""
+    """Predicted prefill seconds of all other requests that wait, over the ranks they wait for; 0
+    while the Master is at its own limit."""
 
 
 class Predict(Protocol):

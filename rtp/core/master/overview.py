@@ -82,7 +82,7 @@ def overview(master: Master, *, uptime_s: float, now: float) -> Facts:
         "policy": {
             "looks": placements.num_looks,
             "vain_looks": placements.num_vain,
-            "may_hold": placements.may_hold,
+            "tells_backlog": placements.tells_backlog,
             "fallbacks": placements.num_fallbacks,
             "last_fallback": placements.last_fallback,
         },

@@ -32,8 +32,8 @@ from rtp.core.policy import Query, Routing
 from rtp.core.types import BoolArray, FloatArray, IntArray, RequestId, WorkerId, num_hashes
 
 SATURATED, RELAXED = 0.97, 0.9
-"""Shares of its time. Above the one the Master holds no request for a busy rank, which costs it a
-second look; below the other it does again."""
+"""Shares of its time. Above the one the Master tells policies of no backlog, below the other it
+does again: the more waits, the more are held for busy ranks, and a hold costs a second look."""
 MOST_REASON = 200
 """Characters kept of a failing policy's message."""
 TOLD = 4
@@ -99,8 +99,8 @@ class Placement:
         self._place_of = place_of
         self._routing = routing
         self._holds = bool(getattr(routing, "holds", False))
-        self.may_hold = True
-        """The Master has the time for it."""
+        self.tells_backlog = True
+        """The Master has time for the holds that follow."""
         self._by_row = bool(getattr(routing, "by_row", False))
         self._monotone = bool(getattr(routing, "monotone", False))
         self._map = prefix_map
@@ -144,7 +144,7 @@ class Placement:
         the ranks, 1 us each for a thousand, and what the policy takes.
         """
         self.num_looks += 1
-        ask, holds = waiting.ask, self._holds and self.may_hold
+        ask = waiting.ask
         match = self._map.match(ask.hashes)
         most = reusable(ask.num_tokens, block_size)
         view.match(match.device, block_size, most)
@@ -159,7 +159,7 @@ class Placement:
                 view.matched_tokens,
                 allowed,
                 need.whole,
-                holds,
+                self._holds,
                 prunes,
                 own,
                 view.mask,
@@ -170,7 +170,7 @@ class Placement:
                 able = allowed if partners is None else partners
                 partner = pairs.partner(view, need, able, affine_decode_row)
             num_fits, num_ready, num_candidates, num_few = pairs.candidates(
-                view, need, allowed, partner, holds, prunes, own
+                view, need, allowed, partner, self._holds, prunes, own
             )
             self.lacked_headroom, self.better_in_line = not num_fits, False
         if not num_ready:
@@ -190,7 +190,7 @@ class Placement:
             priority=ask.priority,
             number=self.num_decisions,
             expected_output=expected_output,
-            backlog_s=backlog_s,
+            backlog_s=backlog_s if self.tells_backlog else 0.0,
         )
         predict = RankPredict(offer.coefficients, len(offer))
         known = self.last_fallback
@@ -244,7 +244,7 @@ class Placement:
 
     def busy(self, share: float) -> None:
         """How much of a core the Master's loop uses."""
-        self.may_hold = share <= SATURATED if self.may_hold else share < RELAXED
+        self.tells_backlog = share <= SATURATED if self.tells_backlog else share < RELAXED
 
     def reasons(self, request_id: RequestId) -> Reasons | None:
         return self._reasons.get(request_id)

@@ -154,21 +154,36 @@ def hold_fleet(wait_s: float, prompt: range = PROMPT, **settings: object) -> Fle
     return fleet
 
 
-def test_a_master_without_time_left_holds_nothing_until_it_has_some_again():
-    """A hold costs a second look; ranks would idle while the Master looks."""
-    for shares, held in (
-        ((SATURATED,), 1),
-        ((1.0,), 0),
-        ((1.0, (SATURATED + RELAXED) / 2), 0),
-        ((1.0, RELAXED - 0.01), 1),
+class Listener:
+    """Notes what it is told of the backlog."""
+
+    def __init__(self) -> None:
+        self.told: list[float] = []
+
+    def score(self, query: Query, candidates: Candidates, predict: Predict) -> FloatArray:
+        self.told.append(query.backlog_s)
+        return np.zeros(len(candidates.rank_ids))
+
+
+def test_a_master_without_time_left_tells_of_no_backlog_until_it_has_some_again():
+    """What waits makes a policy hold more, and a hold costs a second look."""
+    for shares, tells in (
+        ((SATURATED,), True),
+        ((1.0,), False),
+        ((1.0, (SATURATED + RELAXED) / 2), False),
+        ((1.0, RELAXED - 0.01), True),
     ):
-        fleet = hold_fleet(wait_s=0.07)
+        listener = Listener()
+        fleet = Fleet(listener)
+        worker = fleet.add("w")
+        fleet.report(worker, prefill_tokens=100_000)
+        for _ in range(3):
+            fleet.ask(1000)
         for share in shares:
             fleet.tell(LoopBusy(share))
-        grant = fleet.grant(fleet.ask(TAIL))
-        assert fleet.master.overview(fleet.now)["queue"]["held"] == held
-        assert fleet.master.overview(fleet.now)["policy"]["may_hold"] == bool(held)
-        assert held or grant.worker_id == "idle"
+        fleet.report(worker, prefill_tokens=0)
+        assert (listener.told[0] > 0) == tells
+        assert fleet.master.overview(fleet.now)["policy"]["tells_backlog"] == tells
 
 
 def test_a_request_is_held_for_a_busy_rank_when_that_is_predicted_to_be_sooner():
