@@ -92,9 +92,14 @@ def test_the_simulated_cluster_finds_the_same_on_the_sample(ranks: int, num_bloc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "ranks"), [(conversation, 8), (synthetic, 32)])
-def test_the_simulated_cluster_finds_the_same_on_mooncake_traces(source, ranks: int):
+@pytest.mark.parametrize(
+    ("source", "ranks", "num_blocks"),
+    [(conversation, 8, None), (synthetic, 32, None), (conversation, 1, 2600)],
+)
+def test_the_simulated_cluster_finds_the_same_on_mooncake_traces(
+    source, ranks: int, num_blocks: int | None
+):
     rows = source()
-    measured = computed_by_the_cluster(rows, ranks)
-    plain = found(rows, BLOCK_SIZE, caches=ranks)
+    measured = computed_by_the_cluster(rows, ranks, num_blocks)
+    plain = found(rows, BLOCK_SIZE, caches=ranks, num_blocks=num_blocks)
     assert plain.found_tokens == plain.tokens - int(measured.sum())

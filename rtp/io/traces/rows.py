@@ -111,7 +111,7 @@ class Rows:
             )
             for index in order
         ]
-        name = path.name.removesuffix(".gz").removesuffix(path.suffixes[0] if path.suffixes else "")
+        name = Path(path.name.removesuffix(".gz")).stem
         return Trace(rows, block_size, self.bad, self.num_blank, name, format, num_renamed)
 
 
