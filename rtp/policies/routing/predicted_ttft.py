@@ -2,7 +2,7 @@
 
 A prefill costs its request once and everybody behind it once more, so its seconds count (1 + lam)
 times, the wait before it once. The more waits, the more are behind it: lam grows by `crowd` with
-each second of prefill that waits for a rank, up to ten. On the Mooncake conversation trace at 1.75
+each second of prefill that waits for a rank, up to five. On the Mooncake conversation trace at 1.75
 times its rate that takes P95 TTFT from 8.7 to 8.2 s and the longest from 87 to 75 s, for hits are
 worth most where work piles up; at the trace's own rate little waits and nothing changes.
 
@@ -27,8 +27,9 @@ from rtp.core.types import FloatArray
 LAM = 1.0
 CROWD = 0.7
 """From 0.4 to 0.8 all do alike in replays of that trace (bench/policies.py)."""
-MOST_BACKLOG_S = 10.0
-"""A deeper queue says no more: nearly all that is cached is waited for by then."""
+MOST_BACKLOG_S = 5.0
+"""A deeper queue says no more: ten seconds gain nothing over five, and a Master that is itself short
+of time looks at each held request twice."""
 EXCESS = 0.25
 """A later token that comes late hurts less than a late first one. At a quarter, generated chats
 spread over their ranks (tests/core/master/test_traps.py) and lose little of their cache hits."""
