@@ -304,6 +304,9 @@ class WorkerConfig(Process, Model):
     drain_s: Seconds = option(
         10.0, "How long Ctrl-C or SIGTERM lets running requests go on.", "process"
     )
+    profile: Path | None = option(
+        None, "Measure what steps cost here, write it as a profile for replays, and end.", "process"
+    )
 
     @field_validator("master", "advertise")
     @classmethod

@@ -41,6 +41,7 @@ from rtp.io.runner_process import (
 )
 from rtp.io.worker_http import make_worker_app
 from rtp.io.worker_loop import WorkerLoop
+from rtp.profiling import thorough, write_profile
 from rtp.serving import listen, until_signal
 from rtp.settings import from_command_line
 from rtp.transports import transfer, transport_of
@@ -251,6 +252,12 @@ async def serve(config: WorkerConfig) -> int:
     ended = asyncio.Event()
     until_signal(ended)
     threads = config.threads or max(1, (os.cpu_count() or 1) // config.dp)
+    if config.profile is not None:
+        spec = thorough(runner_spec(config))
+        runner = RunnerProcess(spec, threads=threads)
+        await write_profile(runner, spec, config.profile, threads, lambda line: print(line))
+        print(f"{config.profile}: written")
+        return 0
     runners = [RunnerProcess(runner_spec(config), threads=threads) for _ in range(config.dp)]
     starting = asyncio.create_task(server.start(runners))
     waits = {asyncio.create_task(ended.wait()), asyncio.create_task(server.stopped.wait())}

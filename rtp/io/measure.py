@@ -24,17 +24,26 @@ FIRST_STEP = -1_000_000
 FIRST_SEQUENCE = 1 << 62
 """Steps and handles no batcher uses."""
 BUDGET_S = 1.2
-"""No measurement starts that is known to end after so many seconds of steps."""
+"""At a start."""
 REPEATS = 3
 LONGEST = 256
 """Tokens of the longest prefill: on a slow machine a longer one would take the whole budget."""
 
 
-def measure(runner: Runner, max_batch_tokens: int, progress: Callable[[str], None]) -> Profile:
-    """Runs prefills and decodes on an idle Runner; its pages hold nothing of use afterwards."""
+def measure(
+    runner: Runner,
+    max_batch_tokens: int,
+    progress: Callable[[str], None],
+    *,
+    budget_s: float = BUDGET_S,
+    longest: int = LONGEST,
+) -> Profile:
+    """Runs prefills and decodes on an idle Runner; its pages hold nothing of use afterwards.
+    budget_s: no measurement starts that is known to end after so many seconds of steps. longest:
+    tokens of the longest prefill."""
     bench = _Bench(runner)
     progress("measuring")
-    prefills, decodes = _points(min(max_batch_tokens, LONGEST, bench.longest), bench.longest)
+    prefills, decodes = _points(min(max_batch_tokens, longest, bench.longest), bench.longest)
     decodes = [point for point in decodes if bench.fits(*point)]
     bench.prefill(*prefills[0])  # warm-up: first touch of buffers is not what steps cost
     best: dict[tuple[Callable[[int, int], float], int, int], float] = {}
@@ -43,7 +52,7 @@ def measure(runner: Runner, max_batch_tokens: int, progress: Callable[[str], Non
             for i, point in enumerate(points):
                 key = (run, *point)
                 # The first of each kind is measured whatever it takes.
-                if (i or key in best) and bench.spent_s + best.get(key, 0.0) > BUDGET_S:
+                if (i or key in best) and bench.spent_s + best.get(key, 0.0) > budget_s:
                     continue
                 best[key] = min(best.get(key, inf), run(*point))
     a, b, c = fit(

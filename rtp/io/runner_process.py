@@ -28,7 +28,7 @@ from rtp.core.errors import RtpError
 from rtp.core.ports import Capacity, Runner
 from rtp.core.steps import StepPlan, StepResult
 from rtp.io.hardware import hardware_class
-from rtp.io.measure import measure
+from rtp.io.measure import BUDGET_S, LONGEST, measure
 
 _LENGTH = Struct("<I")
 _PR_SET_PDEATHSIG = 1
@@ -44,6 +44,10 @@ class RunnerSpec(msgspec.Struct, frozen=True):
     """What clients call it; "": the name of the model, or of a backend that has none."""
     params: dict[str, Any]  # Any: each backend's own
     max_batch_tokens: int
+    measure_s: float = BUDGET_S
+    """Seconds of steps by which it is measured."""
+    measure_tokens: int = LONGEST
+    """Of the longest prompt among them."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag=1, array_like=True):
@@ -248,7 +252,13 @@ def _serve(pipe: _Pipe, spec: RunnerSpec, load: Load) -> None:
 def prepare(spec: RunnerSpec, load: Load, progress: Callable[[str], None]) -> tuple[Runner, Ready]:
     """A measured Runner and what it tells its parent."""
     runner, card = load(spec, progress)
-    profile = measure(runner, spec.max_batch_tokens, progress)
+    profile = measure(
+        runner,
+        spec.max_batch_tokens,
+        progress,
+        budget_s=spec.measure_s,
+        longest=spec.measure_tokens,
+    )
     hardware = hardware_class(spec.backend, spec.params)
     return runner, Ready(runner.capacity, card, profile, hardware)
 

@@ -28,8 +28,8 @@ LAM = 1.0
 CROWD = 0.7
 """From 0.4 to 0.8 all do alike in replays of that trace (bench/policies.py)."""
 MOST_BACKLOG_S = 5.0
-"""A deeper queue says no more: ten seconds gain nothing over five, and a Master that is itself short
-of time looks at each held request twice."""
+"""A deeper queue says no more: ten seconds gain nothing over five, and each request that is held
+costs the Master a second look."""
 EXCESS = 0.25
 """A later token that comes late hurts less than a late first one. At a quarter, generated chats
 spread over their ranks (tests/core/master/test_traps.py) and lose little of their cache hits."""
