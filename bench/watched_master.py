@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +123,13 @@ def main() -> None:
     gate = upgrade._Gate
     received = gate.data_received
     gate.data_received = lambda self, data: WATCH.timed(received)(self, data)  # type: ignore[method-assign]
-    serve = rtp.master.serve
-
-    async def watched(*args: Any) -> None:
-        loop = asyncio.get_running_loop()
-        WATCH.sample(loop, None)
-        await serve(*args)
-
-    rtp.master.serve = watched  # type: ignore[assignment]
     run = uvloop.run
-    uvloop.run = functools.partial(run, loop_factory=WatchedLoop)
+
+    async def watched(serve: Coroutine[Any, Any, None]) -> None:
+        WATCH.sample(asyncio.get_running_loop(), None)
+        await serve
+
+    uvloop.run = lambda serve: run(watched(serve), loop_factory=WatchedLoop)  # type: ignore[assignment]
     rtp.master.main()
 
 
