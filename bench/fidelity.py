@@ -1,13 +1,15 @@
 """Whether a replay in virtual time tells what happens: python -m bench.fidelity
 
 300 rows of Azure's conversation trace of 2023, lengths over 4, go live over HTTP to two real
-workers of this machine, three times, and once through the simulated cluster. The simulation knows
-of the machine only what the Master learned of it in another run, of other rows, with both workers
-busy: the coefficients of its predictor. TTFT P50, P95 and output tokens a second have to be within
-the larger of 20 % and twice the live runs' own spread (highest less lowest over their mean).
+workers of this machine, three times, and once through the simulated cluster. TTFT P50, P95 and
+output tokens a second have to be within the larger of 20 % and twice the live runs' own spread
+(highest less lowest over their mean).
 
-The load is chosen from that other run so that the workers are busy 0.6 to 0.8 of the time. Wants a
-machine on which nothing else runs, and some ten minutes.
+The simulation knows of the machine what both workers measured when they started, at the same time,
+and how much longer they were busy in a run before, of other rows, than a simulation of that run
+says: there they share the machine with the Master and the client. The load is chosen by simulation
+so that the workers are busy 0.7 of the time. Wants a machine on which nothing else runs, and some
+fifteen minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import urllib.request
 from collections.abc import Sequence
@@ -29,8 +32,10 @@ from bench.servers import Server, rtp
 from rtp.backends import sim
 from rtp.core import plugins
 from rtp.core.arrivals import part
+from rtp.core.ports import Runner
 from rtp.core.replay import Fleet, replay
 from rtp.core.replayed import Replayed
+from rtp.core.steps import StepPlan, StepResult
 from rtp.core.trace import TraceRow
 from rtp.io import traces
 from rtp.io.live_replay import Prompts, Target, replay_live
@@ -38,9 +43,8 @@ from rtp.io.live_replay import Prompts, Target, replay_live
 FILE = "azure_2023_conv.csv"
 BLOCK_SIZE = 16
 SHORTER = 4
-CALIBRATION_ROWS = 100
-RUNS = 3
-FIRST_SPEED, UTILISATION = 0.25, 0.7
+RUNS, WORKERS = 3, 2
+UTILISATION = 0.7
 ALLOWED = 0.20
 LIMITS = {"max_batch_tokens": 512, "chunk_while_decoding": 128, "max_rows": 64}
 """The worker's defaults, given to both."""
@@ -48,13 +52,32 @@ FIGURES = ("TTFT P50, s", "TTFT P95, s", "output tokens a second")
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """What the run before tells of this machine."""
+class Worker:
+    """What is known of a worker of this machine."""
 
     coefficients: tuple[float, ...]
     """Prefill a, b, c and decode d, e, f, seconds."""
     kv_tokens: int
-    utilisation: float
+
+    def slower(self, factor: float) -> Worker:
+        return Worker(tuple(factor * c for c in self.coefficients), self.kv_tokens)
+
+
+class Busy:
+    """A Runner that counts its seconds."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.capacity = runner.capacity
+        self.seconds = 0.0
+        self._runner = runner
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = self._runner.execute(plan)
+        self.seconds += result.elapsed_s
+        return result
+
+    def close(self) -> None:
+        self._runner.close()
 
 
 def rows_of(first: int, count: int) -> list[TraceRow]:
@@ -71,53 +94,62 @@ def _shorter(row: TraceRow) -> TraceRow:
     return TraceRow(row.arrival_s, tokens, output, row.block_ids[: -(-tokens // BLOCK_SIZE)])
 
 
-def live(server: Server, rows: Sequence[TraceRow], speed: float, salt: int) -> Replayed:
-    """salt: another one finds nothing of other runs in the caches."""
+def live(
+    server: Server, rows: Sequence[TraceRow], speed: float, salt: int
+) -> tuple[Replayed, float]:
+    """The run and the workers' busy share. salt: another one finds nothing of other runs in the
+    caches."""
     target = Target(url=server.url, model=server.model)
     prompts = Prompts(block_size=BLOCK_SIZE, first_id=1000, end_id=9000, salt=salt)
+    before = busy_s(server)
     run, late_s = asyncio.run(replay_live(rows, target, prompts, speed=speed))
+    share = (busy_s(server) - before) / run.end_s / WORKERS
     failed = sorted({str(reason) for reason in run.failed if reason})
     assert not failed, failed
-    print(
-        f"  live, seed {salt}: {_told(run)}; sent at most {1000 * late_s:.0f} ms late", flush=True
-    )
-    return run
+    print(f"  live, seed {salt}: {_told(run, share)}; sent {1000 * late_s:.0f} ms late at most")
+    return run, share
 
 
-def learned(server: Server, busy_s: float, seconds: float) -> Learned:
-    """The mean of both workers' predictors. busy_s: of both, since the run began."""
+def simulated(rows: Sequence[TraceRow], speed: float, worker: Worker) -> tuple[Replayed, float]:
+    """The same in virtual time."""
+    runners: list[Busy] = []
+
+    def a_runner() -> Runner:
+        cost = dict(zip("abcdef", worker.coefficients, strict=True))
+        num_blocks = worker.kv_tokens // BLOCK_SIZE
+        size = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "max_model_len": 8192}
+        runners.append(Busy(sim.build(contents=False, **size, **cost)))
+        return runners[-1]
+
+    fleet = Fleet(runner=a_runner, profile=worker.coefficients, workers=WORKERS, **LIMITS)
+    run = replay(rows, fleet, plugins.build("routing", "predicted_ttft"), speed=speed)
+    return run, sum(runner.seconds for runner in runners) / run.end_s / WORKERS
+
+
+def speed_for(rows: Sequence[TraceRow], worker: Worker) -> float:
+    """At which the workers are busy UTILISATION of the time, to 2 %."""
+    low, high = 0.01, 10.0
+    while high / low > 1.02:
+        middle = math.sqrt(low * high)
+        if simulated(rows, middle, worker)[1] < UTILISATION:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def measured(server: Server) -> Worker:
+    """What the workers measured at their start; nothing else may have run yet."""
     workers = _overview(server)["workers"]
     found = [list(worker["predictor"]["coefficients"].values()) for worker in workers]
-    return Learned(
-        coefficients=tuple(np.mean(found, axis=0).tolist()),
-        kv_tokens=min(rank["kv_total"] for worker in workers for rank in worker["ranks"]),
-        utilisation=busy_s / seconds / len(workers),
-    )
+    kv_tokens = min(rank["kv_total"] for worker in workers for rank in worker["ranks"])
+    return Worker(tuple(np.mean(found, axis=0).tolist()), kv_tokens)
 
 
 def busy_s(server: Server) -> float:
-    """Of both workers, in steps."""
+    """Of both workers, in steps, since their start."""
     addresses = [worker["address"] for worker in _overview(server)["workers"]]
     return sum(float(_get(f"http://{a}/status")["stats"]["busy_s"]) for a in addresses)
-
-
-def simulated(rows: Sequence[TraceRow], speed: float, facts: Learned) -> Replayed:
-    cost = dict(zip("abcdef", facts.coefficients, strict=True))
-    fleet = Fleet(
-        runner=lambda: sim.build(
-            num_blocks=facts.kv_tokens // BLOCK_SIZE,
-            block_size=BLOCK_SIZE,
-            max_model_len=8192,
-            contents=False,
-            **cost,
-        ),
-        profile=facts.coefficients,
-        workers=2,
-        **LIMITS,
-    )
-    run = replay(rows, fleet, plugins.build("routing", "predicted_ttft"), speed=speed)
-    print(f"  simulated: {_told(run)}")
-    return run
 
 
 def figures(run: Replayed) -> tuple[float, float, float]:
@@ -138,9 +170,12 @@ def claims(live_runs: Sequence[Replayed], model: Replayed) -> list[Claim]:
     return out
 
 
-def _told(run: Replayed) -> str:
+def _told(run: Replayed, share: float) -> str:
     p50, p95, rate = figures(run)
-    return f"TTFT P50 {p50:.3f} s, P95 {p95:.3f} s, {rate:.1f} output tokens/s, {run.end_s:.0f} s"
+    return (
+        f"TTFT P50 {p50:.3f} s, P95 {p95:.3f} s, {rate:.1f} output tokens/s, {run.end_s:.0f} s,"
+        f" workers busy {share:.2f}"
+    )
 
 
 def _overview(server: Server) -> dict[str, Any]:  # Any: what JSON holds
@@ -155,26 +190,26 @@ def _get(url: str) -> dict[str, Any]:  # Any: what JSON holds
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=300)
+    parser.add_argument("--rows", type=int, default=300, help="live and simulated")
+    parser.add_argument("--rows-before", type=int, default=100, help="of the run before")
     args = parser.parse_args()
     print(machine())
-    rows, others = rows_of(0, args.rows), rows_of(1000, CALIBRATION_ROWS)
+    rows, others = rows_of(0, args.rows), rows_of(args.rows, args.rows_before)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in LIMITS.items()]
-    with rtp(workers=2, extra=[*flags, f"--block-size={BLOCK_SIZE}", "--ask=false"]) as server:
-        before = busy_s(server)
-        first = live(server, others, FIRST_SPEED, 0)
-        facts = learned(server, busy_s(server) - before, first.end_s)
-        print(f"  learned {facts}")
-        speed = FIRST_SPEED * UTILISATION / facts.utilisation
-        runs, shares = [], []
-        for number in range(RUNS):
-            before = busy_s(server)
-            runs.append(live(server, rows, speed, number + 1))
-            shares.append((busy_s(server) - before) / runs[-1].end_s / 2)
-    print(f"speed {speed:.3f}, workers busy {', '.join(f'{share:.2f}' for share in shares)}")
-    found = claims(runs, simulated(rows, speed, facts))
-    found.append(Claim("workers' busy share, at least", min(shares), 0.6, "higher"))
-    found.append(Claim("workers' busy share, at most", max(shares), 0.8, "lower"))
+    flags += [f"--block-size={BLOCK_SIZE}", "--ask=false"]
+    with rtp(workers=WORKERS, extra=flags) as server:
+        alone = measured(server)
+        before = speed_for(others, alone)
+        factor = live(server, others, before, 0)[1] / simulated(others, before, alone)[1]
+        worker = alone.slower(factor)
+        speed = speed_for(rows, worker)
+        print(f"  measured {alone}; busy {factor:.2f} times as long; speed {speed:.3f}")
+        runs = [live(server, rows, speed, number + 1) for number in range(RUNS)]
+    model, share = simulated(rows, speed, worker)
+    print(f"  simulated: {_told(model, share)}")
+    found = claims([run for run, _ in runs], model)
+    found.append(Claim("workers' busy share", min(share for _, share in runs), 0.6, "higher"))
+    found.append(Claim("workers' busy share", max(share for _, share in runs), 0.8, "lower"))
     finish("fidelity", found)
 
 
