@@ -107,7 +107,8 @@ def _parser(kind: type[Settings], prog: str) -> argparse.ArgumentParser:
         text = (field.description or "").replace("%", "%%") + _plugin_names(path)
         default = field.get_default(call_default_factory=True)
         if default not in (None, "", ()):
-            text += f" [{','.join(default) if isinstance(default, tuple) else default}]"
+            shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+            text += f" [{shown}]"
         switch: dict[str, Any] = {}
         if field.annotation is bool:
             switch = {"nargs": "?", "const": "true"}
