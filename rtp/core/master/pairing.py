@@ -149,10 +149,7 @@ class Pairs:
         """As contenders.candidates does it: how many ranks fit the request, how many of them are
         ready, how many are candidates, how many contend, -1 for all of those; view.mask and
         view.few are set. partner: as just found."""
-        theirs, after_s = 0, 0.0
-        if partner is not None:
-            theirs = self._transports.item(view.at.index(partner.row))
-            after_s = need.output * partner.token_s + partner.transfer_s
+        theirs, after_s = self._behind(view, need, partner)
         return pair_candidates(
             view.columns,
             view.flags,
@@ -176,6 +173,14 @@ class Pairs:
             view.few,
         )
 
+    def _behind(self, view: View, need: Need, partner: Partner | None) -> tuple[int, float]:
+        """Transports of the decode rank, 0 without one, and seconds from a prefill to the end by
+        it."""
+        if partner is None:
+            return 0, 0.0
+        theirs = self._transports.item(view.at.index(partner.row))
+        return theirs, need.output * partner.token_s + partner.transfer_s
+
     def room(self, view: View) -> float:
         """The most that any rank offers on which a request could end."""
         return room_to_end(view.columns, view.flags, self.kinds)
@@ -191,10 +196,8 @@ class Pairs:
     ) -> tuple[int, int] | None:
         """The way, and which candidate: by_way has the ways, the best of each, its predicted
         prefill. None: it is better off in line for a prefill rank."""
-        chosen, best, least, after_s, theirs = NONE, NONE, np.inf, 0.0, 0
-        if partner is not None:
-            after_s = need.output * partner.token_s + partner.transfer_s
-            theirs = self._transports.item(view.at.index(partner.row))
+        chosen, best, least = NONE, NONE, np.inf
+        theirs, after_s = self._behind(view, need, partner)
         for way, index, prefill_s in by_way:
             cost = offer.wait_s.item(index) + prefill_s
             if way == PREFILL:

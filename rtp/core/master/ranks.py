@@ -45,7 +45,6 @@ from rtp.core.master.columns import (
 )
 from rtp.core.master.load import MASK_BITS, MOST_HELD
 from rtp.core.master.predictor import NUM_COEFFICIENTS
-from rtp.core.master.view import View
 from rtp.core.types import FloatArray, IntArray
 
 ROWS_AHEAD = 16
@@ -249,12 +248,6 @@ class Ranks:
         self.stale[row] = True
 
     # ------------------------------------------------------------ columns
-
-    def view(self, at: Rows, now: float, lead_s: float) -> View:
-        """What these ranks look like now."""
-        view = View(self, at)
-        view.begin(now, lead_s)
-        return view
 
     def busy_s(self, at: Rows, now: float) -> FloatArray:
         """[R] seconds until the prefill work of each ends; negative where it has."""

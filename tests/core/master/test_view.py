@@ -24,6 +24,12 @@ SCATTERED = np.array([0, 2, 3, 7, 11, 12, 20, 23])
 CLOSE = np.arange(4, 14)
 
 
+def a_view(ranks: Ranks, at: Rows, now: float, lead_s: float) -> View:
+    view = View(ranks, at)
+    view.begin(now, lead_s)
+    return view
+
+
 def a_booking(ranks: Ranks, row: int, new_tokens: int) -> Booking:
     number = int(ranks.next_number[row])
     grant = Grant(RequestId(f"{row}-{number}"), 1, number, WorkerId("w"), 1, "a", row, 0, 0.25)
@@ -70,10 +76,10 @@ def test_a_row_that_the_round_charged_reads_as_in_a_new_view(rows: np.ndarray):
     for _ in range(20):
         ranks = loaded_ranks(random)
         at = Rows(rows, ranks.classes[rows])
-        view = ranks.view(at, NOW, LEAD_S)
+        view = a_view(ranks, at, NOW, LEAD_S)
         for _ in range(8):
             view.reread(charge_somewhere(ranks, random, rows))
-        fresh = ranks.view(at, NOW, LEAD_S)
+        fresh = a_view(ranks, at, NOW, LEAD_S)
         for name in (*VIEW, *FLAGS, "coefficients"):
             np.testing.assert_array_equal(getattr(view, name), getattr(fresh, name), name)
 
@@ -84,7 +90,7 @@ def test_a_grant_beyond_what_a_status_can_count_closes_the_row():
     ranks.reported[:, row] = 0
     ranks.table[:, MOST_REQUESTS] = np.inf
     ranks.busy_until[row] = 0
-    view = ranks.view(Rows(CLOSE, ranks.classes[CLOSE]), NOW, LEAD_S)
+    view = a_view(ranks, Rows(CLOSE, ranks.classes[CLOSE]), NOW, LEAD_S)
     index = view.at.index(row)
     for _ in range(64):
         assert view.ready[index]
@@ -96,7 +102,7 @@ def test_a_grant_beyond_what_a_status_can_count_closes_the_row():
 
 def test_a_view_is_written_over_by_the_next_round():
     ranks = loaded_ranks(Random(2))
-    view = ranks.view(Rows(CLOSE, ranks.classes[CLOSE]), NOW, LEAD_S)
+    view = a_view(ranks, Rows(CLOSE, ranks.classes[CLOSE]), NOW, LEAD_S)
     busy_s = view.busy_s
     view.begin(NOW + 100.0, LEAD_S)
     assert busy_s is view.busy_s
@@ -120,7 +126,7 @@ def test_the_last_report_of_a_rank_counts():
 
 def an_offer(rows: np.ndarray, at: np.ndarray = EVERYBODY) -> tuple[Offer, View]:
     ranks = loaded_ranks(Random(3))
-    view = ranks.view(Rows(rows, ranks.classes[rows]), NOW, LEAD_S)
+    view = a_view(ranks, Rows(rows, ranks.classes[rows]), NOW, LEAD_S)
     blocks = np.arange(NUM, dtype=np.float64)
     match = Match(device=blocks, host=blocks + 1, best=30)
     view.match(match.device, 16, 320)
@@ -235,7 +241,7 @@ def test_candidates_and_contenders_are_those_of_the_formulas(rows: np.ndarray, h
         quiet = random.sample(range(NUM), random.randrange(NUM))
         ranks.reported[:5, quiet] = 0
         ranks.busy_until[quiet] = 0
-        view = ranks.view(Rows(rows, ranks.classes[rows]), NOW, LEAD_S)
+        view = a_view(ranks, Rows(rows, ranks.classes[rows]), NOW, LEAD_S)
         blocks = np.array([random.choice([0, 0, 4, 20, 40]) for _ in range(NUM)], dtype=np.float64)
         view.match(blocks, 16, 320)
         allowed = view.open & np.array([random.random() < 0.9 for _ in rows])
