@@ -144,6 +144,7 @@ class Placement:
         the ranks, 1 us each for a thousand, and what the policy takes.
         """
         self.num_looks += 1
+        self.better_in_line = False
         ask = waiting.ask
         match = self._map.match(ask.hashes)
         most = reusable(ask.num_tokens, block_size)
@@ -172,7 +173,7 @@ class Placement:
             num_fits, num_ready, num_candidates, num_few = pairs.candidates(
                 view, need, allowed, partner, self._holds, prunes, own
             )
-            self.lacked_headroom, self.better_in_line = not num_fits, False
+            self.lacked_headroom = not num_fits
         if not num_ready:
             self.num_vain += 1
             return None

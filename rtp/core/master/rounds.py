@@ -94,8 +94,6 @@ class Rounds:
                 self._make_room(pool, waiting, view, now)
                 window.skip(waiting)
                 in_line += self._placement.better_in_line
-                if in_line == MOST_IN_LINE:
-                    break
             elif choice.hold:
                 out += _failure(choice)
                 self._ranks.hold(choice.row, choice.prefill_s)
@@ -107,6 +105,8 @@ class Rounds:
             row = self._returns.placed(pool, waiting, now)
             if row is not None:
                 view.reread(row)
+            if in_line == MOST_IN_LINE:
+                break
         else:
             pool.next_round = now + NEXT_ROUND_S
         window.unskip()

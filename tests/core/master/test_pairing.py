@@ -543,3 +543,19 @@ def test_many_numbers_that_nobody_follows_are_told_together_before_the_rank_runs
             fleet.report(fleet.workers["d0"])
     assert [fence.number for fence in fences] == list(range(len(fences)))
     assert len(fences) == 100 // MOST_OWED * MOST_OWED
+
+
+def test_who_is_better_off_in_line_of_one_model_ends_no_round_of_another():
+    fleet = split(1)
+    fleet.report(fleet.workers["d0"], running=20, decode_rows=20)
+    granted(fleet, 20_000)
+    for _ in range(5):  # three are held for p
+        fleet.ask(2_000)
+    assert fleet.master.placements.better_in_line
+    other = Fleet()
+    worker = other.add("w")
+    other.master.placements.better_in_line = True  # as another model of its Master left it
+    looks = other.master.placements.num_looks
+    for _ in range(4):
+        assert other.grant(other.ask(100, exclude=(worker.register.worker_id,))) is None
+    assert other.master.placements.num_looks == looks + 1 + 2 + 3 + 4
