@@ -27,6 +27,7 @@ def kernel(signature: str, *, makes_arrays: bool = False) -> Callable[[F], F]:
 
     makes_arrays: it may. References to arrays are then counted, which costs several times what most
     kernels do: atomic operations for each array at each call, from Python and between kernels."""
+    # _nrt is numba's own, so a new release of it is tried before pyproject.toml lets it in.
     options: Any = {"error_model": "numpy", "_nrt": makes_arrays}
 
     def compiled(function: F) -> F:
