@@ -102,11 +102,12 @@ def live(
     target = Target(url=server.url, model=server.model)
     prompts = Prompts(block_size=BLOCK_SIZE, first_id=1000, end_id=9000, salt=salt)
     before = busy_s(server)
-    run, late_s = asyncio.run(replay_live(rows, target, prompts, speed=speed))
+    run, sending = asyncio.run(replay_live(rows, target, prompts, speed=speed))
     share = (busy_s(server) - before) / run.end_s / WORKERS
     failed = sorted({str(reason) for reason in run.failed if reason})
     assert not failed, failed
-    print(f"  live, seed {salt}: {_told(run, share)}; sent {1000 * late_s:.0f} ms late at most")
+    late_ms = 1000 * sending.late_s
+    print(f"  live, seed {salt}: {_told(run, share)}; sent {late_ms:.0f} ms late at most")
     return run, share
 
 

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -20,7 +19,7 @@ import numpy as np
 from rtp.core.arrivals import Arrivals
 from rtp.core.replayed import FAILED_TYPE, NAN, Replayed
 from rtp.core.trace import TraceRow
-from rtp.io.sse_reader import Events
+from rtp.io.completion_reader import Completion, error_code
 
 MOST_REASON = 48
 LEAD_S = 0.05
@@ -40,7 +39,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """Tokens of a trace's blocks: a pure function of number and salt."""
+    """Tokens of a trace's rows: a pure function of block numbers, the row's index and salt."""
 
     block_size: int
     first_id: int
@@ -48,14 +47,29 @@ class Prompts:
     """Token ids are drawn from first_id to end_id - 1: ordinary ones in every vocabulary."""
     salt: int = 0
 
-    def tokens(self, row: TraceRow) -> list[int]:
-        """[row.num_tokens]"""
+    def tokens(self, row: TraceRow, index: int) -> list[int]:
+        """[row.num_tokens]. What no block number stands for is the row's own, by its index."""
         out: list[int] = []
         for number in row.block_ids:
             left = min(self.block_size, row.num_tokens - len(out))
-            draws = np.random.default_rng((self.salt, number))
-            out += draws.integers(self.first_id, self.end_id, self.block_size)[:left].tolist()
-        return out
+            out += self._drawn(np.random.SeedSequence((self.salt, number)), self.block_size)[:left]
+        own = np.random.SeedSequence(self.salt, spawn_key=(index,))
+        return out + self._drawn(own, row.num_tokens - len(out))
+
+    def _drawn(self, seed: np.random.SeedSequence, count: int) -> list[int]:
+        draws = np.random.default_rng(seed).integers(self.first_id, self.end_id, count)
+        found: list[int] = draws.tolist()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How a run was sent and read."""
+
+    late_s: float
+    """How late the latest request was sent."""
+    num_counted: int
+    """Answers without a usage: their output tokens are the chunks that had text."""
 
 
 async def replay_live(
@@ -66,10 +80,9 @@ async def replay_live(
     speed: float = 1.0,
     decode: bool = True,
     progress: Callable[[float], None] | None = None,
-) -> tuple[Replayed, float]:
+) -> tuple[Replayed, Sending]:
     """Sends every row once, in order, at its time over `speed`, and waits for all ends. decode:
-    False asks for one token each. Returns what came of them, and how late the latest one was sent.
-    Grants and ranks are not seen from outside."""
+    False asks for one token each. Grants and ranks are not seen from outside."""
     timeout = aiohttp.ClientTimeout(total=target.timeout_s)
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
     async with aiohttp.ClientSession(
@@ -82,11 +95,10 @@ async def replay_live(
 class _Seen:
     """Of one request; times of time.monotonic()."""
 
+    answer: Completion
     due: float = NAN
     first: float = NAN
     ended: float = NAN
-    cached: int = 0
-    output: int = 0
     failed: str = "never sent"
 
 
@@ -108,12 +120,12 @@ class _Run:
         self._speed = speed
         self._decode = decode
         self._progress = progress
-        self._seen = [_Seen() for _ in rows]
+        self._seen = [_Seen(Completion(row.num_tokens)) for row in rows]
         self._arrivals = Arrivals(rows)
         self._over = 0
         self._late_s = 0.0
 
-    async def run(self) -> tuple[Replayed, float]:
+    async def run(self) -> tuple[Replayed, Sending]:
         start = time.monotonic() + LEAD_S
         async with asyncio.TaskGroup() as tasks:
             while (at := self._arrivals.next_s()) is not None:
@@ -121,19 +133,20 @@ class _Run:
                 await asyncio.sleep(due - LEAD_S - time.monotonic())
                 for index in self._arrivals.take():
                     tasks.create_task(self._request(tasks, index, due))
-        return self._result(start), self._late_s
+        counted = sum(not s.failed and not s.answer.has_usage for s in self._seen)
+        return self._result(start), Sending(self._late_s, counted)
 
     async def _request(self, tasks: asyncio.TaskGroup, index: int, due: float) -> None:
-        seen, row = self._seen[index], self._rows[index]
+        seen = self._seen[index]
         seen.due = due
-        body = self._body(row)
+        body = self._body(index)
         await asyncio.sleep(due - time.monotonic())
         self._late_s = max(self._late_s, time.monotonic() - due)
         try:
             seen.failed = await self._exchange(body, seen)
         except TimeoutError:
             seen.failed = "timeout"
-        except (aiohttp.ClientError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             seen.failed = f"connection: {type(error).__name__}"
         seen.ended = time.monotonic()
         self._over += 1
@@ -149,35 +162,22 @@ class _Run:
         url = f"{self._target.url}/v1/completions"
         async with self._session.post(url, data=body, headers=headers) as reply:
             if reply.status != 200:
-                return f"{reply.status} {_code(await reply.read())}"
-            events, finished = Events(), False
+                return f"{reply.status} {error_code(await reply.read())}"
+            answer = seen.answer
             async for data in reply.content.iter_any():
-                for event in events.feed(data):
-                    if event == b"[DONE]":
-                        return "" if finished else "ended without a finish reason"
-                    chunk = msgspec.json.decode(event)
-                    if chunk.get("error"):
-                        return f"stream error {_code(event)}"
-                    finished |= self._take(chunk, seen)
+                answer.feed(data)
+                if answer.started and np.isnan(seen.first):
+                    seen.first = time.monotonic()
+                if answer.end is not None:
+                    return answer.end
             return "cut off"
 
-    def _take(self, chunk: dict[str, Any], seen: _Seen) -> bool:
-        """Whether this chunk tells of the end. Any: what JSON holds."""
-        choices = chunk.get("choices") or ()
-        if choices and np.isnan(seen.first):
-            seen.first = time.monotonic()
-        usage = chunk.get("usage")
-        if usage:
-            seen.output = int(usage.get("completion_tokens", 0))
-            details = usage.get("prompt_tokens_details") or {}
-            seen.cached = int(details.get("cached_tokens") or 0)
-        return any(choice.get("finish_reason") for choice in choices)
-
-    def _body(self, row: TraceRow) -> bytes:
+    def _body(self, index: int) -> bytes:
+        row = self._rows[index]
         return msgspec.json.encode(
             {
                 "model": self._target.model,
-                "prompt": self._prompts.tokens(row),
+                "prompt": self._prompts.tokens(row, index),
                 "max_tokens": row.num_output if self._decode else 1,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -198,17 +198,8 @@ class _Run:
             ended_s=np.array([s.ended for s in seen]) - start,
             ranks=np.full(count, -1),
             prompt_tokens=np.array([row.num_tokens for row in self._rows]),
-            cached_tokens=np.array([s.cached for s in seen]),
-            output_tokens=np.array([s.output for s in seen]),
+            cached_tokens=np.array([s.answer.cached_tokens for s in seen]),
+            output_tokens=np.array([s.answer.output_tokens for s in seen]),
             attempts=np.zeros(count, dtype=np.int64),
             failed=failed,
         )
-
-
-def _code(body: bytes) -> str:
-    """Of an OpenAI error; "" where it is none."""
-    try:
-        error = msgspec.json.decode(body)["error"]
-        return str(error.get("code") or error.get("type") or "")
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import urllib.error
 import urllib.request
@@ -10,13 +11,14 @@ from collections.abc import Sequence
 from typing import Annotated, Self
 
 import msgspec
+from msgspec import Meta, Struct
 from pydantic import Field, field_validator, model_validator
 
 from rtp.config import Seconds, Settings, checked_address, option
 from rtp.core.errors import ConfigError
 from rtp.core.replayed import Replayed
 from rtp.core.trace import TraceRow
-from rtp.io.live_replay import Prompts, Target, replay_live
+from rtp.io.live_replay import Prompts, Sending, Target, replay_live
 from rtp.replaying.progress import Bars
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -59,9 +61,8 @@ def play(
     seed: int,
     speed: float,
     decode: bool,
-) -> tuple[Replayed, float]:
-    """One live run, with its progress, and how late the latest request was sent. Raises ConfigError
-    where the server cannot be reached."""
+) -> tuple[Replayed, Sending]:
+    """One live run, with its progress. Raises ConfigError where the server cannot be reached."""
     assert options.live is not None
     url = options.live.rstrip("/").removesuffix("/v1")
     url = url if "://" in url else f"http://{url}"
@@ -90,14 +91,23 @@ def play(
     return done
 
 
+class _Model(Struct):
+    id: Annotated[str, Meta(min_length=1)]
+
+
+class _Models(Struct):
+    data: list[_Model]
+
+
 def _first_model(url: str, key: str | None) -> str:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(f"{url}/v1/models", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as reply:
-            models = msgspec.json.decode(reply.read())["data"]
-    except (OSError, ValueError, msgspec.DecodeError, KeyError, TypeError) as error:
-        raise ConfigError(f"{url}/v1/models: {error}") from None
+            models = msgspec.json.decode(reply.read(), type=_Models).data
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{url}/v1/models: {words}") from None
     if not models:
         raise ConfigError(f"{url} lists no model")
-    return str(models[0]["id"])
+    return models[0].id

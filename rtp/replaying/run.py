@@ -117,11 +117,12 @@ def trace_facts(trace: Trace) -> TraceFacts:
 def _live(config: Config, trace: Trace) -> Result:
     """One after the other: runs beside each other would be each other's load."""
     slo = dataclasses.replace(config.slo, factor=0.0)
-    runs, late_s = [], 0.0
+    runs, late_s, num_counted = [], 0.0, 0
     for seed, rows in _arrivals(config, trace.rows):
-        run, late = play(config, rows, trace.block_size, seed, config.speed, config.decode)
+        run, sending = play(config, rows, trace.block_size, seed, config.speed, config.decode)
         runs.append((seed, run))
-        late_s = max(late_s, late)
+        late_s = max(late_s, sending.late_s)
+        num_counted += sending.num_counted
     nothing = np.zeros(len(trace.rows))
     policy = PolicyResult(
         name="live",
@@ -135,7 +136,11 @@ def _live(config: Config, trace: Trace) -> Result:
     return results.make(
         command=command("run", config),
         trace=trace_facts(trace),
-        where={"server": config.live, "sent_late_s": round(late_s, 4)},
+        where={
+            "server": config.live,
+            "sent_late_s": round(late_s, 4),
+            "answers_without_usage": num_counted,
+        },
         load={"speed": config.speed, "decode": config.decode, "seeds": config.seeds},
         slo=results.describe_slo(slo),
         policies=[policy],

@@ -16,7 +16,7 @@ from rtp.core.replayed import Replayed
 from rtp.core.run_stats import Slo, stats
 from rtp.core.trace import TraceRow
 from rtp.io.live_replay import Prompts, Target, replay_live
-from rtp.io.sse_reader import Events
+from rtp.io.sse_reader import Event, Events
 from tests.support.live import live_cluster
 
 PROMPTS = Prompts(block_size=16, first_id=1000, end_id=9000)
@@ -88,7 +88,7 @@ async def test_t08_an_error_event_in_a_stream_is_a_failure():
         (200, (TOKEN,), "connection: "),
         (200, (TOKEN, END, USAGE), "cut off"),
         (200, (TOKEN, USAGE, DONE), "ended without a finish reason"),
-        (200, (b"data: {nonsense\n\n",), "connection: "),
+        (200, (b"data: {nonsense\n\n",), "odd chunk: "),
     ],
 )
 async def test_whatever_is_no_whole_answer_is_a_failure(
@@ -128,10 +128,40 @@ async def test_t06_each_row_is_sent_once_in_order_and_equal_blocks_are_equal_tok
     assert [len(prompt) for prompt in prompts] == [row.num_tokens for row in rows]
     assert {tuple(prompt[:16]) for prompt in prompts} == {tuple(prompts[0][:16])}
     assert len({tuple(prompt[16:]) for prompt in prompts}) == 40
-    assert prompts == [PROMPTS.tokens(row) for row in rows]
+    assert prompts == [PROMPTS.tokens(row, i) for i, row in enumerate(rows)]
     assert all(1000 <= token < 9000 for prompt in prompts for token in prompt)
     assert {body["max_tokens"] for body in bodies} == {2}
     assert run.output_tokens.tolist() == [2] * 40
+
+
+def test_prompts_are_whole_and_share_only_what_the_trace_does():
+    """What of a prompt has no block number is the row's own, and another one with another salt."""
+    rows = [TraceRow(0, 50, 2, ()), TraceRow(0, 50, 2, ()), TraceRow(0, 20, 2, (5,))]
+    rows.append(TraceRow(0, 30, 2, (5,)))
+    prompts = [PROMPTS.tokens(row, index) for index, row in enumerate(rows)]
+    assert [len(prompt) for prompt in prompts] == [50, 50, 20, 30]
+    assert prompts[2][:16] == prompts[3][:16]
+    other = Prompts(block_size=16, first_id=1000, end_id=9000, salt=1).tokens(rows[0], 0)
+    own = [prompts[0], prompts[1], prompts[2][16:], prompts[3][16:], other]
+    assert len({tuple(tokens[:4]) for tokens in own}) == 5
+
+
+async def test_an_odd_answer_costs_no_other_row_its_result():
+    odd = (TOKEN, b"data: [1]\n\n", DONE)
+    async with a_server(lambda n: (200, odd if n == 1 else WHOLE)) as (url, _):
+        run = await play(url, [a_row(i, 0.02 * i) for i in range(3)])
+    assert run.failed.tolist() == ["", "odd chunk: Expected `object`, got `array`", ""]
+    assert run.output_tokens.tolist() == [2, 1, 2]
+
+
+async def test_without_a_usage_the_goal_for_later_tokens_still_counts():
+    rows = [a_row(i) for i in range(4)]
+    async with a_server(lambda n: (200, (TOKEN, END, DONE) if n else WHOLE)) as (url, _):
+        run, sending = await replay_live(rows, Target(url=url, model="m"), PROMPTS)
+    assert run.output_tokens.tolist() == [2] * 4
+    assert sending.num_counted == 3
+    found = stats(run, Slo(5.0, 0.0, tpot_s=1e-9), np.zeros(4), np.zeros(4), 0)
+    assert found.slo_share == 0
 
 
 async def test_t01_times_are_relative_and_divided_by_speed():
@@ -148,7 +178,9 @@ async def test_in_a_closed_loop_the_next_turn_waits_for_the_last():
     assert run.ok.all()
     assert run.arrival_s[1] == pytest.approx(run.ended_s[0] + 0.03)
     assert run.arrival_s[2] == pytest.approx(run.ended_s[1])
-    assert [body["prompt"] for body in bodies] == [PROMPTS.tokens(row) for row in rows]
+    assert [body["prompt"] for body in bodies] == [
+        PROMPTS.tokens(row, i) for i, row in enumerate(rows)
+    ]
 
 
 async def test_a_slow_answer_ends_by_the_timeout():
@@ -179,9 +211,9 @@ async def test_a_real_cluster_finds_what_the_trace_shares():
 
 
 def test_events_are_read_however_they_are_cut():
-    data = b": ping\n\n" + TOKEN + b"event: x\r\ndata: 2\r\n\r\n" + DONE
+    data = b": ping\n\n" + TOKEN + b"event: x\r\ndata: 2\r\ndata: 3\r\n\r\n" + DONE
     whole = Events().feed(data)
     events = Events()
     cut = [event for i in range(len(data)) for event in events.feed(data[i : i + 1])]
     assert whole == cut
-    assert whole[1:] == [b"2", b"[DONE]"]
+    assert whole[1:] == [Event(b"2\n3", b"x"), Event(b"[DONE]")]

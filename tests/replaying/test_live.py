@@ -17,6 +17,11 @@ ROWS = "".join(
 )
 
 
+def body(text: str) -> bytes:
+    """Of an HTTP reply, with the reply."""
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
 async def test_a_trace_is_replayed_live_and_reported(tmp_path: Path):
     trace = tmp_path / "t.jsonl"
     trace.write_text(ROWS)
@@ -31,9 +36,42 @@ async def test_a_trace_is_replayed_live_and_reported(tmp_path: Path):
     assert figures["tpot_s"]["count"] == 8
     assert figures["hit_ratio"] > 0.3
     assert figures["phases"] is None
+    assert result["where"]["answers_without_usage"] == 0
     assert result["where"]["server"] == cluster.url + "/v1"
     assert "2 x" not in result["slo"]
     assert "live" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (body('{"data":[{}]}'), "required field `id`"),
+        (body('{"data":{"a":1}}'), "Expected `array`"),
+        (body('{"data":["x"]}'), "Expected `object`"),
+        (body('{"data":[]}'), "lists no model"),
+        (b"HELLO\r\n\r\n", "HELLO"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{", "IncompleteRead"),
+        (b"", "closed connection without response"),
+    ],
+)
+async def test_a_server_whose_models_cannot_be_read_is_told(
+    reply: bytes, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply)
+        writer.close()
+
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(ROWS)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        code = await asyncio.to_thread(main, ["run", "--trace", str(trace), "--live", url])
+    assert code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert url in line
+    assert words in line
 
 
 @pytest.mark.parametrize(
