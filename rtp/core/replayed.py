@@ -26,7 +26,7 @@ class Replayed:
 
     arrival_s: FloatArray
     granted_s: FloatArray
-    """Its last grant; NaN where there was none, or nobody outside sees it (a live run)."""
+    """Its last grant; NaN where there was none, or grants are not seen."""
     first_s: FloatArray
     """Its first token; NaN where none came."""
     ended_s: FloatArray
@@ -39,11 +39,13 @@ class Replayed:
     output_tokens: IntArray
     """Generated, by however many attempts."""
     attempts: IntArray
-    """Grants that it got."""
+    """Grants that it got; 0 where they are not seen."""
     failed: npt.NDArray[np.str_]
     """Why it failed, as "503 service_unavailable"; "" where it did not."""
     num_holds: int = 0
     """Times a request was held for a busy rank."""
+    grants_seen: bool = True
+    """False of a live run: nobody outside sees grants, ranks and holds."""
     outcomes: list[Outcome] = field(default_factory=list)
     """What a run in virtual time delivered, where it was kept."""
 
@@ -105,7 +107,9 @@ class Replayed:
         """The opposite of to_bytes(); there are no outcomes."""
         with np.load(io.BytesIO(data), allow_pickle=False) as columns:
             kept = {name: columns[name] for name in columns.files}
-        return cls(**kept | {"num_holds": int(kept["num_holds"])})
+        return cls(
+            **kept | {"num_holds": int(kept["num_holds"]), "grants_seen": bool(kept["grants_seen"])}
+        )
 
 
 def replayed(

@@ -27,9 +27,9 @@ class Curve(msgspec.Struct, frozen=True):
 class Series(msgspec.Struct, frozen=True):
     """Curves of one run; x is seconds since the first arrival, or seconds of a latency."""
 
-    waiting: Curve
-    """Requests in the Master's queue."""
-    prefilling: Curve
+    waiting: Curve | None
+    """Requests in the Master's queue; None, as the next, where grants are not seen."""
+    prefilling: Curve | None
     """Granted, without a first token yet."""
     decoding: Curve
     ttft_p50: Curve
@@ -55,8 +55,8 @@ def series(run: Replayed) -> Series:
     cached = np.bincount(bin_of, run.cached_tokens, minlength=bins)
     hits = [float(c / p) if p else None for c, p in zip(cached, prompt, strict=True)]
     return Series(
-        waiting=_between(run.arrival_s, granted, at),
-        prefilling=_between(granted, first, at),
+        waiting=_between(run.arrival_s, granted, at) if run.grants_seen else None,
+        prefilling=_between(granted, first, at) if run.grants_seen else None,
         decoding=_between(first, run.ended_s, at),
         ttft_p50=_over_time(run.ttft_s, bin_of, middle, 50),
         ttft_p95=_over_time(run.ttft_s, bin_of, middle, 95),

@@ -101,15 +101,15 @@ class Stats(msgspec.Struct, frozen=True):
     """The same by tier."""
     imbalance: float | None
     """Prompt tokens computed by the busiest rank over the mean; None where ranks are not known."""
-    retried: int
-    """Requests with more than one grant."""
-    held: int
+    retried: int | None
+    """Requests with more than one grant; None, as all that follows, where grants are not seen."""
+    held: int | None
     """Times a request was held for a busy rank that had its prefix."""
     phases: Phases | None
-    """None where the grants are not known."""
-    queue_max: int
+    """None also where no request came so far."""
+    queue_max: int | None
     """Most requests that waited in the Master at once."""
-    queue_mean: float
+    queue_mean: float | None
 
 
 def stats(run: Replayed, slo: Slo, alone_s: FloatArray, own_s: FloatArray, num_ranks: int) -> Stats:
@@ -137,11 +137,11 @@ def stats(run: Replayed, slo: Slo, alone_s: FloatArray, own_s: FloatArray, num_r
         hit_ratio=run.hit_ratio,
         hits={"device": float(run.cached_tokens.sum()) / prompt},
         imbalance=run.imbalance(num_ranks) if num_ranks and (run.ranks >= 0).any() else None,
-        retried=int((run.attempts > 1).sum()),
-        held=run.num_holds,
-        phases=_phases(run, own_s),
-        queue_max=_most_waiting(run),
-        queue_mean=_waited_s(run) / seconds,
+        retried=int((run.attempts > 1).sum()) if run.grants_seen else None,
+        held=run.num_holds if run.grants_seen else None,
+        phases=_phases(run, own_s) if run.grants_seen else None,
+        queue_max=_most_waiting(run) if run.grants_seen else None,
+        queue_mean=_waited_s(run) / seconds if run.grants_seen else None,
     )
 
 

@@ -202,4 +202,5 @@ class _Run:
             output_tokens=np.array([s.answer.output_tokens for s in seen]),
             attempts=np.zeros(count, dtype=np.int64),
             failed=failed,
+            grants_seen=False,
         )

@@ -31,6 +31,10 @@ from rtp.replaying.simulate import Job, simulate
 EARLY = "@early"
 DEFAULT_POLICY = ("predicted_ttft",)
 ALWAYS_TOLD = frozenset({"workers", "profile"})
+NOT_LIVE = frozenset(
+    {*ClusterOptions.model_fields, "policy", "params", "master", "jobs", "slo_factor"}
+)
+"""Options that say nothing of a server: it has its own cluster, and no cost model here."""
 LEAST_GRID_S = 0.1
 """Closer instants are times as they were, not rounded ones."""
 
@@ -76,8 +80,9 @@ class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions, LiveOptions):
 
 def main(config: Config) -> int:
     trace = config.read()
-    if config.live is not None and config.policy != DEFAULT_POLICY:
-        raise ConfigError("--live URL has a policy of its own, so --policy says nothing")
+    if config.live is not None and (vain := config.model_fields_set & NOT_LIVE):
+        names = ", ".join(name.replace("_", "-") for name in sorted(vain))
+        raise ConfigError(f"with --live URL a server has its own cluster; {names} would do nothing")
     unknown = set(config.params) - {routing_of(name) for name in config.policy}
     if unknown:
         raise ConfigError(f"params of {', '.join(sorted(unknown))}, which no --policy names")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,19 @@ def test_latencies_hits_and_phases():
     assert (found.queue_max, found.queue_mean) == (1, pytest.approx(0.1, rel=0.02))
 
 
+def test_a_run_whose_grants_are_not_seen_tells_nothing_of_the_master():
+    """Nor does it take a request on its way for one that waits; one that was never granted does."""
+    seen = replace(a_run(), granted_s=np.full(100, NAN), attempts=np.zeros(100, dtype=np.int64))
+    unseen = replace(seen, grants_seen=False)
+    found = figures(unseen)
+    told = (found.queue_max, found.queue_mean, found.phases, found.retried, found.held)
+    assert told == (None,) * 5
+    assert (series(unseen).waiting, series(unseen).prefilling) == (None, None)
+    assert series(unseen).decoding == series(seen).decoding
+    assert figures(seen).queue_max == 2
+    assert not Replayed.from_bytes(unseen.to_bytes()).grants_seen
+
+
 def test_goals_of_first_and_of_later_tokens():
     run = a_run(ttft_s=1.375)
     assert figures(run, Slo(1.5, 0.0)).slo_share == 1.0
@@ -93,6 +108,7 @@ def test_quantiles_reach_the_last_of_a_thousand():
 
 def test_curves_count_who_waits_and_break_where_there_is_too_little():
     found = series(a_run())
+    assert found.waiting is not None
     assert max(v for v in found.waiting.y if v is not None) == 1
     assert found.decoding.y[len(found.decoding.y) // 2] == 1
     assert {len(c.x) for c in (found.ttft_p50, found.ttft_p95, found.hit_ratio)} == {5}

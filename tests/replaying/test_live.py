@@ -35,7 +35,11 @@ async def test_a_trace_is_replayed_live_and_reported(tmp_path: Path):
     assert (figures["requests"], figures["ended"], figures["failures"]) == (8, 8, {})
     assert figures["tpot_s"]["count"] == 8
     assert figures["hit_ratio"] > 0.3
-    assert figures["phases"] is None
+    for name in ("phases", "queue_max", "queue_mean", "retried", "held", "imbalance"):
+        assert figures[name] is None
+    assert live["series"]["waiting"] is None
+    assert live["series"]["prefilling"] is None
+    assert max(live["series"]["decoding"]["y"]) > 0
     assert result["where"]["answers_without_usage"] == 0
     assert result["where"]["server"] == cluster.url + "/v1"
     assert "2 x" not in result["slo"]
@@ -78,7 +82,15 @@ async def test_a_server_whose_models_cannot_be_read_is_told(
     ("options", "words"),
     [
         (["--live", "http://127.0.0.1:9"], "127.0.0.1:9/v1/models: "),
-        (["--live", "http://127.0.0.1:9", "--policy", "random"], "has a policy of its own"),
+        (["--live", "http://127.0.0.1:9", "--policy", "random"], "; policy would do nothing"),
+        (
+            ["--live", "http://127.0.0.1:9", "--workers", "8", "--set", "master.lead_s=1"],
+            "; master, workers would do nothing",
+        ),
+        (
+            ["--live", "http://127.0.0.1:9", "--slo-factor", "3", "--fault", "1:lost:w0"],
+            "; fault, slo-factor would do nothing",
+        ),
         (["--live", "http://127.0.0.1:9", "--end-id", "5"], "end_id 5 is not above first_id"),
     ],
 )
