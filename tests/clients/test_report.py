@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from rtp.replay import main
 from tests.support.browser import BROWSER, MISSING, drawn
+from tests.support.live import live_cluster
 from tests.support.traces import SAMPLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason=MISSING)]
@@ -43,3 +45,19 @@ async def test_it_is_drawn_offline_from_its_file_alone(tmp_path: Path):
     assert not re.search(
         "NaN|undefined|Infinity", dom.partition("</head>")[2].partition("<script")[0]
     )
+
+
+async def test_a_live_run_draws_what_is_seen_from_outside(tmp_path: Path):
+    trace = tmp_path / "t.jsonl"
+    row = '{"timestamp":%d,"input_length":600,"output_length":3,"hash_ids":[0,1]}\n'
+    trace.write_text("".join(row % (30 * i) for i in range(8)))
+    options = ["--trace", str(trace), "--out", str(tmp_path / "r")]
+    async with live_cluster(workers=1) as cluster:
+        assert await asyncio.to_thread(main, ["run", "--live", cluster.url, *options]) == 0
+    dom, console = await drawn((tmp_path / "r.html").as_uri())
+    assert console == ""
+    assert 'data-drawn="yes"' in dom
+    titles = set(re.findall("<h3[^>]*>([^<]+)", dom))
+    assert {"Time to first token", "End to end", "Decoding"} <= titles
+    assert "Requests waiting in the Master" not in titles
+    assert "Grants are not seen from outside" in dom
