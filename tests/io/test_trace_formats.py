@@ -154,7 +154,7 @@ def test_t11_azure_lines_that_are_no_request_are_told(tmp_path: Path):
 
 def test_a_header_without_a_needed_column_is_an_error(tmp_path: Path):
     path = a_file(tmp_path, "azure.csv", "TIMESTAMP,ContextTokens", "2023-11-16 18:15:46.68,374")
-    with pytest.raises(ConfigError, match="no column GeneratedTokens in line 1"):
+    with pytest.raises(ConfigError, match="no column GeneratedTokens in the header"):
         traces.read(path, "azure")
 
 

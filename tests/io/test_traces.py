@@ -35,7 +35,7 @@ def test_t04_hash_ids_that_do_not_fit_the_length_are_told_with_their_line(tmp_pa
     trace = read(a_file(tmp_path, ROW % (0, 1), wrong))
     assert len(trace.rows) == 1
     assert [(bad.line, bad.reason) for bad in trace.bad] == [
-        (2, "2 hash_ids for 20 tokens, which are 1")
+        (2, "2 block ids for 20 tokens, which are 1")
     ]
 
 

@@ -13,7 +13,7 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rtp.io.traces.files import Head, columns, whole
+from rtp.io.traces.files import TOLD, Head, columns, lines, whole
 from rtp.io.traces.rows import SMALL_BLOCK, OwnBlocks, Rows, Size, Trace
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -27,12 +27,15 @@ def fits(head: Head) -> bool:
 
 def read(path: Path, *, block_size: Size = SMALL_BLOCK) -> Trace:
     rows, own = Rows(units_per_s=NS), OwnBlocks(block_size)
+    source = lines(path)
+    cut = columns(path, rows.header(source), COLUMNS)
 
-    def take(cells: list[str]) -> None:
-        num_tokens = whole(cells[1], COLUMNS[1])
-        rows.add(_ns(cells[0]), num_tokens, whole(cells[2], COLUMNS[2]), own.of(num_tokens))
+    def take(line: bytes) -> None:
+        at, tokens, output = cut(line)
+        num_tokens = whole(tokens, COLUMNS[1])
+        rows.add(_ns(at), num_tokens, whole(output, COLUMNS[2]), lambda: own.of(num_tokens))
 
-    rows.take_all(columns(path, COLUMNS), take)
+    rows.take_all(source, take)
     return rows.trace(path, "azure", block_size)
 
 
@@ -40,7 +43,7 @@ def _ns(text: str) -> int:
     """Since 1970. Raises ValueError."""
     match = _TIME.fullmatch(text)
     if match is None:
-        raise ValueError(f"TIMESTAMP {text!r} is no time")
+        raise ValueError(f"TIMESTAMP {text[:TOLD]!r} is no time")
     seconds, fraction, zone = match.groups()
     at = datetime.fromisoformat(seconds + (zone or "").replace("Z", "+00:00"))
     if at.tzinfo is None:

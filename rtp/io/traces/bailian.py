@@ -19,6 +19,7 @@ from rtp.io.traces.files import Head, lines
 from rtp.io.traces.rows import Chains, Rows, Trace, fitting
 
 BLOCK = 16
+NONE = -1
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -44,18 +45,17 @@ def read(path: Path) -> Trace:
 
     def take(text: bytes) -> None:
         line = decoder.decode(text)
-        session = session_of.get(line.parent_chat_id)
+        parent = line.parent_chat_id
+        session = session_of.get(parent) if parent != NONE else None
         if session is None:
             session = next(fresh)
         session_of[line.chat_id] = session
-        ids = line.hash_ids
-        if len(ids) != line.input_length // BLOCK:
-            fitting(ids, line.input_length, BLOCK)
+        ids = fitting(line.hash_ids, line.input_length, BLOCK, whole_alone=True)
         rows.add(
             line.timestamp,
             line.input_length,
             line.output_length,
-            chains.of(ids),
+            lambda: chains.of(ids),
             session=session,
         )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,8 @@ import msgspec
 from rtp.core.errors import ConfigError
 
 BOM = b"\xef\xbb\xbf"
+TOLD = 40
+"""Of a text that is wrong, so many characters are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ def look(path: Path) -> Head:
     if first.startswith(b"{"):
         try:
             return Head(path, frozenset(msgspec.json.decode(first, type=dict[str, msgspec.Raw])))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return Head(path, frozenset())
     words = first.decode(errors="replace").split(",")
     return Head(path, frozenset(word.strip() for word in words))
@@ -44,30 +48,30 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
             for number, line in enumerate(file, 1):
                 yield number, line.removeprefix(BOM).strip()
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ConfigError(f"{path}: damaged gzip file: {error}") from None
 
 
 def columns(
-    path: Path, wanted: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[tuple[int, list[str]]]:
-    """The named columns of a CSV file with a header, in that order: line number and texts, "" for
-    what a line or the header does not have; [] for a blank line. Raises ConfigError where a wanted
-    column is not in the header."""
-    places: list[int] = []
-    for number, line in lines(path):
-        if not line:
-            yield number, []
-            continue
-        cells = [cell.strip() for cell in next(csv.reader([line.decode(errors="replace")]))]
-        if places:
-            yield number, [cells[at] if 0 <= at < len(cells) else "" for at in places]
-            continue
-        missing = [name for name in wanted if name not in cells]
-        if missing:
-            raise ConfigError(f"{path}: no column {', '.join(missing)} in line {number}")
-        names = [*wanted, *optional]
-        places = [cells.index(name) if name in cells else -1 for name in names]
+    path: Path, header: bytes, wanted: Sequence[str], optional: Sequence[str] = ()
+) -> Callable[[bytes], list[str]]:
+    """What cuts a line of a CSV file into the named columns, in that order: texts, "" for what the
+    line or the header does not have. It raises ValueError where a line is none of a CSV file.
+    Raises ConfigError where a wanted column is not in the header."""
+    try:
+        heads = _cells(header)
+    except ValueError as error:
+        raise ConfigError(f"{path}: header: {error}") from None
+    missing = [name for name in wanted if name not in heads]
+    if missing:
+        raise ConfigError(f"{path}: no column {', '.join(missing)} in the header")
+    places = [heads.index(name) if name in heads else -1 for name in [*wanted, *optional]]
+
+    def cut(line: bytes) -> list[str]:
+        cells = _cells(line)
+        return [cells[at] if 0 <= at < len(cells) else "" for at in places]
+
+    return cut
 
 
 def whole(text: str, name: str) -> int:
@@ -75,12 +79,23 @@ def whole(text: str, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{name} {text!r} is no whole number") from None
+        raise ValueError(f"{name} {text[:TOLD]!r} is no whole number") from None
 
 
 def number(text: str, name: str) -> float:
-    """Raises ValueError for what is no number."""
+    """Raises ValueError for what is no finite number."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise ValueError(f"{name} {text!r} is no number") from None
+        raise ValueError(f"{name} {text[:TOLD]!r} is no number") from None
+    if not isfinite(value):
+        raise ValueError(f"{name} {text[:TOLD]!r} is no number")
+    return value
+
+
+def _cells(line: bytes) -> list[str]:
+    """Raises ValueError."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([line.decode(errors="replace")]), [])]
+    except csv.Error as error:
+        raise ValueError(f"no line of a CSV file: {error}") from None

@@ -38,8 +38,8 @@ def read(path: Path, *, block_size: Size = MOONCAKE_BLOCK) -> Trace:
 
     def take(text: bytes) -> None:
         line = decoder.decode(text)
-        ids = chains.of(fitting(line.hash_ids, line.input_length, block_size))
-        rows.add(line.timestamp, line.input_length, line.output_length, ids)
+        ids = fitting(line.hash_ids, line.input_length, block_size)
+        rows.add(line.timestamp, line.input_length, line.output_length, lambda: chains.of(ids))
 
     rows.take_all(lines(path), take)
     return rows.trace(path, "mooncake", block_size, chains.num_renamed)

@@ -18,7 +18,7 @@ import msgspec
 from rtp.core.errors import ConfigError
 from rtp.core.trace import TraceRow
 from rtp.io.traces.files import Head, lines
-from rtp.io.traces.rows import Chains, Rows, Trace
+from rtp.io.traces.rows import MOST_TOKENS, Chains, Rows, Trace, fitting
 
 VERSION = 1
 
@@ -35,7 +35,7 @@ def fits(head: Head) -> bool:
 def read(path: Path) -> Trace:
     rows, chains = Rows(), Chains()
     source = lines(path)
-    block_size = _block_size(path, next(source, (0, b""))[1])
+    block_size = _block_size(path, rows.header(source))
     decoder = msgspec.json.Decoder(TraceRow)
     places: list[int] = []
     """Of each line's row among those added; -1 where the line is bad."""
@@ -45,13 +45,12 @@ def read(path: Path) -> Trace:
         row = decoder.decode(text)
         if row.after >= len(places) - 1:
             raise ValueError(f"waits for row {row.after}, which does not come before it")
-        if len(row.block_ids) < row.num_tokens // block_size:
-            raise ValueError(f"{len(row.block_ids)} block_ids for {row.num_tokens} tokens")
+        ids = fitting(row.block_ids, row.num_tokens, block_size, whole_alone=True)
         places[-1] = rows.add(
             row.arrival_s,
             row.num_tokens,
             row.num_output,
-            chains.of(row.block_ids),
+            lambda: chains.of(ids),
             session=row.session,
             after=places[row.after] if row.after >= 0 else -1,
             think_s=row.think_s,
@@ -79,10 +78,10 @@ def _block_size(path: Path, first: bytes) -> int:
     try:
         head = msgspec.json.decode(first, type=_First)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: line 1: {error}") from None
-    if head.rtp_trace != VERSION or head.block_size < 1:
+        raise ConfigError(f"{path}: its first line: {error}") from None
+    if head.rtp_trace != VERSION or not 1 <= head.block_size <= MOST_TOKENS:
         raise ConfigError(
             f"{path}: version {head.rtp_trace}, block size {head.block_size}: this rtp reads"
-            f" version {VERSION}, blocks of at least 1 token"
+            f" version {VERSION}, blocks of 1 to {MOST_TOKENS} tokens"
         )
     return head.block_size

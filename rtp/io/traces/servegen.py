@@ -13,12 +13,15 @@ Source: alibaba/ServeGen, data/ and README; the families as in its paper (NSDI 2
 from __future__ import annotations
 
 import ast
+import gzip
 import math
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from io import BufferedReader
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from random import Random
@@ -29,7 +32,7 @@ from msgspec import Meta
 
 from rtp.core.errors import ConfigError
 from rtp.io.traces.files import Head, number
-from rtp.io.traces.rows import SMALL_BLOCK, OwnBlocks, Rows, Size, Trace
+from rtp.io.traces.rows import MOST_S, MOST_TOKENS, SMALL_BLOCK, OwnBlocks, Rows, Size, Trace
 
 TRACE, DATASET = "-trace.csv", "-dataset.json"
 COLUMNS = 6
@@ -37,6 +40,9 @@ LEAST_SHAPE = 0.01
 GAMMA, WEIBULL = "Gamma", "Weibull"
 WINDOW_S = 600.0
 SPAN_S = 21_600.0
+GZIP = b"\x1f\x8b"
+CHUNK = 1 << 20
+"""Bytes."""
 
 
 class _Span(msgspec.Struct, frozen=True):
@@ -86,7 +92,9 @@ def read(
     *,
     seed: Annotated[int, Meta(description="Of everything that is drawn.")] = 0,
     start_s: Annotated[float, Meta(ge=0, description="Where in the recording to begin.")] = 0.0,
-    seconds: Annotated[float, Meta(gt=0, description="How long a trace is drawn.")] = 3600.0,
+    seconds: Annotated[
+        float, Meta(gt=0, le=MOST_S, description="How long a trace is drawn.")
+    ] = 3600.0,
     rate: Annotated[float, Meta(ge=0, description="Mean requests a second; 0: as recorded.")] = 0.0,
     clients: Annotated[
         int, Meta(ge=0, description="Only so many, the busiest of the time drawn; 0: all.")
@@ -106,17 +114,20 @@ def read(
     chosen = chosen[: clients or None]
     if not chosen:
         raise ConfigError(f"{path}: no client sends anything from {start_s:g} to {end_s:g} s")
-    factor = rate * seconds / sum(load[name] for name in chosen) if rate else 1.0
+    sizes: dict[str, _Client] = {}
+    """Whose lengths each client's are drawn from."""
     for place, name in enumerate(chosen):
-        client = known[name]
-        sizes = client if client.spans or not lent else lent[place % len(lent)]
-        if not sizes.spans:
-            rows.reject(0, f"client {name} has no lengths; option lengths names others' to use")
-            continue
+        source = known[name] if known[name].spans or not lent else lent[place % len(lent)]
+        if source.spans:
+            sizes[name] = source
+        else:
+            rows.reject(f"client {name} has no lengths; option lengths names others' to use")
+    factor = rate * seconds / sum(load[name] for name in sizes) if rate and sizes else 1.0
+    for name, source in sizes.items():
         random = Random(f"{seed}:{name}")
-        for at in _arrivals(client.windows, start_s, end_s, factor, random):
-            tokens, output = sizes.lengths(at, random)
-            rows.add(at - start_s, tokens, output, own.of(tokens), tenant=name)
+        for at in _arrivals(known[name].windows, start_s, end_s, factor, random):
+            tokens, output = source.lengths(at, random)
+            rows.add(at - start_s, tokens, output, partial(own.of, tokens), tenant=name)
     return rows.trace(path, "servegen", block_size)
 
 
@@ -178,55 +189,65 @@ def _rest(window: _Window, random: Random) -> float:
 
 
 def _load(path: Path, rows: Rows) -> dict[str, _Client]:
-    """By name, in its order. What cannot be used is told in `rows`."""
-    clients: dict[str, _Client] = {}
+    """By name, in its order; those of one name in several folders have their folders' before it.
+    What cannot be used is told in `rows`."""
+    found: dict[PurePosixPath, _Client] = {}
     for name, data in _files(path):
         is_trace = name.endswith(TRACE)
-        if not is_trace and not name.endswith(DATASET):
-            continue
-        stem = PurePosixPath(name).name.removesuffix(TRACE if is_trace else DATASET)
-        client = clients.setdefault(stem, _Client())
+        stem = PurePosixPath(name.removesuffix(TRACE if is_trace else DATASET))
+        client = found.setdefault(stem, _Client())
         if is_trace:
-            _load_windows(name, data(), client, rows)
+            _load_windows(name, data, client, rows)
         else:
             try:
-                client.spans = _parse_spans(data())
-            except (ValueError, SyntaxError, msgspec.DecodeError) as error:
-                rows.reject(0, f"{name}: {error}")
+                client.spans = _parse_spans(data)
+            except (ValueError, msgspec.DecodeError) as error:
+                rows.reject(f"{name}: {error}")
+    folders = Counter(stem.name for stem in found)
+    clients = {s.name if folders[s.name] == 1 else str(s): client for s, client in found.items()}
     return dict(sorted(clients.items()))
 
 
-def _files(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Names, and how to read each. Raises OSError, ConfigError for a damaged archive."""
+def _files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Clients' files: name in the folder or archive, content. Raises OSError, ConfigError for a
+    damaged archive."""
     if path.is_dir():
         for found in sorted(path.rglob("*")):
-            if found.is_file():
-                yield str(found), found.read_bytes
+            if found.name.endswith((TRACE, DATASET)) and found.is_file():
+                yield found.relative_to(path).as_posix(), found.read_bytes()
         return
     try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                if member.isfile():
-                    yield member.name, partial(_content, archive, member)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+        with path.open("rb") as raw:
+            gzipped = raw.peek(len(GZIP)).startswith(GZIP)
+            yield from _members(gzip.GzipFile(fileobj=raw) if gzipped else raw)
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ConfigError(f"{path}: damaged archive: {error}") from None
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    assert file is not None
-    return file.read()
+def _members(file: gzip.GzipFile | BufferedReader) -> Iterator[tuple[str, bytes]]:
+    """Of a tar, which is read to its end: only there is a gzip file's checksum compared, and a tar
+    seems to end where a header is damaged. Raises TarError."""
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        for member in archive:
+            if member.isfile() and member.name.endswith((TRACE, DATASET)):
+                content = archive.extractfile(member)
+                assert content is not None
+                yield member.name, content.read()
+        file.seek(archive.offset)
+        while chunk := file.read(CHUNK):
+            if chunk.strip(b"\0"):
+                raise tarfile.ReadError("there is more behind its end")
 
 
 def _load_windows(name: str, data: bytes, client: _Client, rows: Rows) -> None:
-    for line, text in enumerate(data.decode(errors="replace").splitlines(), 1):
-        if not text.strip():
-            rows.num_blank += 1
-            continue
+    def take(text: str) -> None:
         try:
             client.windows.append(_window(text.split(",")))
         except ValueError as error:
-            rows.reject(line, f"{name}: {error}")
+            raise ValueError(f"{name}: {error}") from None
+
+    texts = data.decode(errors="replace").splitlines()
+    rows.take_all(enumerate(map(str.strip, texts), 1), take)
     client.windows.sort(key=lambda window: window.start_s)
 
 
@@ -236,20 +257,20 @@ def _window(cells: list[str]) -> _Window:
         raise ValueError(f"{len(cells)} columns where {COLUMNS} are wanted")
     start_s, rate, cv = (number(cells[i], what) for i, what in enumerate(("start", "rate", "cv")))
     family = cells[3].strip()
-    if not (math.isfinite(start_s) and math.isfinite(rate) and rate >= 0):
-        raise ValueError(f"start {start_s:g}, rate {rate:g}: no window")
+    if rate < 0:
+        raise ValueError(f"rate {rate:g}: no window")
     if not rate:
         return _Window(start_s, 0.0, "", 1.0)
     if family not in ("", GAMMA, WEIBULL):
         raise ValueError(f"family {family!r} is neither {GAMMA} nor {WEIBULL}")
-    shape = number(cells[4], "shape") if family else 1 / cv**2 if cv > 0 else 1.0
+    shape = number(cells[4], "shape") if family else 1 / cv / cv if cv > 0 else 1.0
     if not LEAST_SHAPE <= shape < math.inf:
-        raise ValueError(f"shape {shape:g} is below {LEAST_SHAPE}")
+        raise ValueError(f"shape {shape:g} is below {LEAST_SHAPE} or without an end")
     return _Window(start_s, rate, family, shape)
 
 
 def _parse_spans(data: bytes) -> list[tuple[float, _Lengths, _Lengths]]:
-    """Those with both maps filled. Raises ValueError, SyntaxError, DecodeError."""
+    """Those with both maps filled. Raises ValueError, DecodeError."""
     spans = msgspec.json.decode(data, type=dict[str, _Span])
     both = [
         (number(s, "span"), _map(x.input_tokens), _map(x.output_tokens)) for s, x in spans.items()
@@ -258,8 +279,19 @@ def _parse_spans(data: bytes) -> list[tuple[float, _Lengths, _Lengths]]:
 
 
 def _map(text: str) -> _Lengths:
-    """Raises ValueError, SyntaxError."""
-    shares = ast.literal_eval(text)
-    if not isinstance(shares, dict) or not all(isinstance(v, int) and v > 0 for v in shares):
-        raise ValueError("not a map from lengths of at least 1 to probabilities")
-    return _Lengths(list(shares), list(accumulate(shares.values())))
+    """Raises ValueError."""
+    try:
+        shares = ast.literal_eval(text)
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(f"no map of lengths: {error}") from None
+    if not isinstance(shares, dict):
+        raise ValueError("no map of lengths")
+    for length, share in shares.items():
+        if not (isinstance(length, int) and 1 <= length <= MOST_TOKENS):
+            raise ValueError(f"length {length!r} is not within 1 and {MOST_TOKENS}")
+        if not (isinstance(share, int | float) and 0 <= share < math.inf):
+            raise ValueError(f"{share!r} is the probability of no length")
+    lengths = _Lengths(list(shares), list(accumulate(shares.values())))
+    if shares and not 0 < lengths.weights[-1] < math.inf:
+        raise ValueError("the probabilities of its lengths have no sum to draw by")
+    return lengths

@@ -81,7 +81,7 @@ def read(
             at,
             len(ids),
             words.num_output(line, output),
-            blocks.of(ids),
+            lambda: blocks.of(ids),
             session=-1 if named is None else sessions.setdefault(str(named), len(sessions)),
             tenant=line.tenant,
         )

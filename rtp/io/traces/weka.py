@@ -12,7 +12,10 @@ Source: callanjfox/kv-cache-tester, traces/.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 from pathlib import Path
 from random import Random
@@ -22,7 +25,7 @@ import msgspec
 from msgspec import Meta
 
 from rtp.io.traces.files import Head, lines
-from rtp.io.traces.rows import Chains, Rows, Trace
+from rtp.io.traces.rows import MOST_S, Chains, Rows, Trace, duration
 
 BLOCK = 64
 SUBAGENT = "subagent"
@@ -50,8 +53,10 @@ class _Done:
     """A row that was added."""
 
     row: int
+    arrival_s: float
+    t: float
+    """As recorded, since the session's start; so is end_s."""
     end_s: float
-    """As recorded, since the session's start."""
     cut_s: float
     """By how much the row comes earlier than recorded, long thoughts having been cut."""
 
@@ -64,7 +69,7 @@ def read(
     path: Path,
     *,
     gap_s: Annotated[
-        float, Meta(ge=0, description="Mean seconds between the starts of two sessions.")
+        float, Meta(ge=0, le=MOST_S, description="Mean seconds between the starts of two sessions.")
     ] = 30.0,
     seed: Annotated[int, Meta(description="Of the sessions' starts.")] = 0,
     most_think_s: Annotated[
@@ -74,60 +79,52 @@ def read(
     """Starts are drawn from an exponential distribution; with gap_s 0 all start at once."""
     rows, chains, random = Rows(), Chains(), Random(seed)
     decoder = msgspec.json.Decoder(_Session)
-    start_s, first_block, num_agents = 0.0, 0, 0
-    for number, line in lines(path):
-        if not line:
-            rows.num_blank += 1
-            continue
-        try:
-            session = decoder.decode(line)
-        except msgspec.DecodeError as error:
-            rows.reject(number, str(error))
-            continue
+    blocks, agents = count(), count()
+    start_s = 0.0
+
+    def take(text: bytes) -> None:
+        nonlocal start_s
+        session = decoder.decode(text)
         if session.block_size != BLOCK:
-            rows.reject(number, f"block size {session.block_size}, where others have {BLOCK}")
-            continue
-        agents = _Agents(
-            rows, chains, number, session.id, start_s, most_think_s, first_block, num_agents
-        )
-        agents.add(session.requests, 0.0, None)
-        first_block, num_agents = agents.end_block, agents.num_agents
+            raise ValueError(f"block size {session.block_size}, where others have {BLOCK}")
+        own = _Agents(rows, chains, session.id, start_s, most_think_s, blocks, agents)
+        own.add(session.requests, 0.0, None)
         if gap_s:
             start_s += random.expovariate(1 / gap_s)
+
+    rows.take_all(lines(path), take)
     return rows.trace(path, "weka", BLOCK, chains.num_renamed)
 
 
 class _Agents:
-    """The agents of one session."""
+    """The agents of one session. blocks, agents: numbers that no other session has."""
 
     def __init__(
         self,
         rows: Rows,
         chains: Chains,
-        line: int,
         name: str,
         start_s: float,
         most_think_s: float,
-        first_block: int,
-        num_agents: int,
+        blocks: Iterator[int],
+        agents: Iterator[int],
     ) -> None:
         self._rows = rows
         self._chains = chains
-        self._line = line
         self._name = name
         self._start_s = start_s
         self._most_think_s = most_think_s
-        self._first_block = first_block
-        """What is added to this session's block numbers."""
-        self.end_block = first_block
-        self.num_agents = num_agents
+        self._block = defaultdict[int, int](blocks.__next__)
+        """By the session's own number of it."""
+        self._agents = agents
 
     def add(
         self, requests: tuple[_Request, ...], offset_s: float, before: _Done | None
     ) -> _Done | None:
         """One agent's requests, the first of which waits for `before`. Its last row."""
-        agent, self.num_agents = self.num_agents, self.num_agents + 1
-        last, helpers = before, list[_Done]()
+        agent, last, helpers = next(self._agents), before, list[_Done]()
+        follows = False
+        """The request before is `last`: think times count from its answer."""
         for number, request in enumerate(requests, 1):
             at = offset_s + request.t
             if request.type == SUBAGENT:
@@ -139,11 +136,13 @@ class _Agents:
             if last is not None:
                 waited.append(last)
             after = max(waited, key=lambda done: done.end_s, default=None)
-            own = after is last and last is not before
+            think_s = request.think_time if follows and after is last else None
             try:
-                last = self._request(request, agent, at, after, request.think_time if own else None)
+                last = self._request(request, agent, at, after, think_s)
+                follows = True
             except ValueError as error:
-                self._rows.reject(self._line, f"request {number} of {self._name}: {error}")
+                self._rows.reject(f"request {number} of {self._name}: {error}")
+                follows = False
         return last
 
     def _request(
@@ -161,20 +160,23 @@ class _Agents:
             raise ValueError(f"{len(ids)} hash_ids for {blocks} whole blocks")
         if ids and min(ids) < 0:
             raise ValueError(f"hash id {min(ids)} is negative")
-        cut_s = after.cut_s if after is not None else 0.0
-        between_s = max(0.0, at - after.end_s) if after is not None else 0.0
-        if think_s is None:
-            think_s = between_s
-        cut_s += max(0.0, between_s - self._most_think_s)
-        self.end_block = max(self.end_block, self._first_block + max(ids, default=-1) + 1)
+        end_s = duration(at, "t") + duration(request.api_time, "api_time")
+        cut_s, between_s, earliest_s = 0.0, 0.0, 0.0
+        if after is not None:
+            if at < after.t:
+                raise ValueError(f"t {at:g} is before {after.t:g}, of the request it waits for")
+            between_s = max(0.0, at - after.end_s)
+            cut_s = after.cut_s + max(0.0, between_s - self._most_think_s)
+            earliest_s = after.arrival_s  # what is cut off is rounded
+        arrival_s = max(self._start_s + at - cut_s, earliest_s)
         row = self._rows.add(
-            self._start_s + at - cut_s,
+            arrival_s,
             request.num_tokens,
             request.num_output,
-            self._chains.of([self._first_block + block for block in ids]),
+            lambda: self._chains.of([self._block[block] for block in ids]),
             session=agent,
             after=after.row if after is not None else -1,
-            think_s=min(think_s, self._most_think_s),
+            think_s=min(between_s if think_s is None else think_s, self._most_think_s),
             tenant=self._name,
         )
-        return _Done(row, at + request.api_time, cut_s)
+        return _Done(row, arrival_s, at, end_s, cut_s)
