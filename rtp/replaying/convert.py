@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rtp.config import option
-from rtp.core.arrivals import spread
+from rtp.config import Seconds, option
 from rtp.io.traces import native, write_mooncake
-from rtp.replaying.describe import tell_bad
-from rtp.replaying.options import TraceOptions
+from rtp.replaying.options import TraceOptions, spread_by
 
 
 class Config(TraceOptions):
@@ -25,13 +22,18 @@ class Config(TraceOptions):
         "output",
     )
     spread_seed: Annotated[int, Field(ge=0)] | None = option(
-        None, "Spreads the rows of one instant over the trace's grid, by this seed.", "output"
+        None, "Spreads the rows of one instant, by this seed.", "output"
+    )
+    spread_s: Seconds | None = option(
+        None, "Spreads them over so long; default: the trace's grid.", "output"
     )
 
     @model_validator(mode="after")
     def _has_a_place(self) -> Self:
         if self.out is None:
             raise ValueError("give --out FILE")
+        if self.spread_s is not None and self.spread_seed is None:
+            raise ValueError("--spread-s says nothing without --spread-seed")
         return self
 
 
@@ -40,12 +42,10 @@ def main(config: Config) -> int:
     trace = config.read()
     rows = trace.rows
     if config.spread_seed is not None:
-        rows = spread(rows, config.spread_seed)
+        rows = spread_by(rows, config.spread_seed, config.spread_s)
     if config.to == "rtp":
         native.write(config.out, rows, trace.block_size)
     else:
         write_mooncake(config.out, rows, trace.block_size)
     print(f"{config.out}: {len(rows)} requests, blocks of {trace.block_size} tokens")
-    for line in tell_bad(trace):
-        print(line, file=sys.stderr)
     return 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -14,7 +12,6 @@ from rtp.core.trace_facts import PERCENTILES, ROUND_ROBIN, SIZES, Facts, Shares,
 from rtp.io.traces import Trace
 from rtp.replaying.options import TraceOptions
 
-BAD_SHOWN = 10
 SHOWN_GRID_S = 1e-3
 
 
@@ -37,24 +34,7 @@ def main(config: Config) -> int:
         print(msgspec.json.encode(_as_json(trace, told)).decode())
     else:
         print("\n".join(_text(trace, told)))
-    for line in tell_bad(trace):
-        print(line, file=sys.stderr)
     return 0
-
-
-def tell_bad(trace: Trace) -> Iterator[str]:
-    """Sentences on what is no row: counts by reason, and the first lines."""
-    if trace.num_blank:
-        yield f"{trace.num_blank} blank lines"
-    if trace.num_renamed:
-        yield f"{trace.num_renamed} blocks renamed: one number stood behind different prefixes"
-    if trace.bad:
-        yield f"{len(trace.bad)} bad rows, not in the trace:"
-    yield from (f"  line {bad.line}: {bad.reason}" for bad in trace.bad[:BAD_SHOWN])
-    if len(trace.bad) > BAD_SHOWN:
-        kinds = Counter(" ".join(w for w in bad.reason.split() if w.isalpha()) for bad in trace.bad)
-        yield f"  and {len(trace.bad) - BAD_SHOWN} more; in all:"
-        yield from (f"  {count} x {kind}" for kind, count in kinds.most_common())
 
 
 def _text(trace: Trace, told: Facts) -> Iterator[str]:

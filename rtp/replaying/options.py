@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,12 +14,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rtp.config import Positive, Settings, option
-from rtp.core.arrivals import open_loop, part
+from rtp.core.arrivals import grid_s, open_loop, part, spread
 from rtp.core.errors import ConfigError
 from rtp.core.master.master import Master
+from rtp.core.trace import TraceRow
 from rtp.io import traces
 from rtp.io.traces import FORMATS, Trace
 
+BAD_SHOWN = 10
+LEAST_GRID_S = 0.1
+"""Closer instants are times as they were, not rounded ones."""
 NO_OPTIONS = frozenset({"term", "routing", "tenants", "prefix_map", "max_ranks"})
 """Of the Master's constructor: they are objects, or given otherwise."""
 
@@ -53,11 +60,43 @@ class TraceOptions(Settings):
     def read(self) -> Trace:
         """The trace, cut to the rows wanted. Raises OSError, ConfigError where none is left."""
         assert self.trace is not None
-        trace = traces.read(self.trace, self.format, **self.reader)
+        return self.read_from(self.trace)
+
+    def read_from(self, path: Path) -> Trace:
+        """The same of any file. What is wrong with it is told on stderr."""
+        trace = traces.read(path, self.format, **self.reader)
         if not trace.rows:
-            raise ConfigError(f"{self.trace}: no row is a request; {_told(trace)}")
+            raise ConfigError(f"{path}: no row is a request; {_told(trace)}")
+        for line in tell_bad(trace):
+            print(line, file=sys.stderr)
         rows = part(trace.rows, 0, self.rows or len(trace.rows))
         return replace(trace, rows=open_loop(rows) if self.loop == "open" else rows)
+
+
+def tell_bad(trace: Trace) -> Iterator[str]:
+    """Sentences on what is no row: counts by reason, and the first lines."""
+    if trace.num_blank:
+        yield f"{trace.name}: {trace.num_blank} blank lines"
+    if trace.num_renamed:
+        yield (
+            f"{trace.name}: {trace.num_renamed} blocks renamed: one number stood behind different"
+            " prefixes"
+        )
+    if trace.bad:
+        yield f"{trace.name}: {len(trace.bad)} bad rows, not in the trace:"
+    yield from (f"  line {bad.line}: {bad.reason}" for bad in trace.bad[:BAD_SHOWN])
+    if len(trace.bad) > BAD_SHOWN:
+        kinds = Counter(" ".join(w for w in bad.reason.split() if w.isalpha()) for bad in trace.bad)
+        yield f"  and {len(trace.bad) - BAD_SHOWN} more; in all:"
+        yield from (f"  {count} x {kind}" for kind, count in kinds.most_common())
+
+
+def spread_by(rows: Sequence[TraceRow], seed: int, within_s: float | None) -> list[TraceRow]:
+    """Rows of one instant spread over so long, or over the trace's grid where None. Raises
+    ConfigError where there is no grid, so that all seeds would be alike."""
+    if within_s is None and grid_s(rows) < LEAST_GRID_S:
+        raise ConfigError("the rows lie on no grid, so seeds change nothing; give --spread-s")
+    return spread(rows, seed, within_s)
 
 
 def _told(trace: Trace) -> str:

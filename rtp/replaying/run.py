@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import Field
 
 from rtp.config import Positive, Seconds, Settings, option
-from rtp.core.arrivals import grid_s, spread
 from rtp.core.cost import Cost
 from rtp.core.errors import ConfigError
 from rtp.core.replay_fleet import Fleet
@@ -23,7 +22,7 @@ from rtp.io.traces import Trace
 from rtp.replaying import page, results
 from rtp.replaying.cluster import ClusterOptions
 from rtp.replaying.live import LiveOptions, play
-from rtp.replaying.options import RunOptions, TraceOptions
+from rtp.replaying.options import RunOptions, TraceOptions, spread_by
 from rtp.replaying.repeat import command
 from rtp.replaying.results import PolicyResult, Result, Seeded, TraceFacts
 from rtp.replaying.simulate import Job, simulate
@@ -35,8 +34,6 @@ NOT_LIVE = frozenset(
     {*ClusterOptions.model_fields, "policy", "params", "master", "jobs", "slo_factor"}
 )
 """Options that say nothing of a server: it has its own cluster, and no cost model here."""
-LEAST_GRID_S = 0.1
-"""Closer instants are times as they were, not rounded ones."""
 
 
 class SloOptions(Settings):
@@ -215,10 +212,8 @@ def _arrivals(config: Config, rows: Sequence[TraceRow]) -> list[tuple[int, Seque
     """Seed and rows of each run. Raises ConfigError where all seeds would be alike."""
     if config.seeds is None and config.spread_s is None:
         return [(config.seed, rows)]
-    if config.spread_s is None and grid_s(rows) < LEAST_GRID_S:
-        raise ConfigError("the rows lie on no grid, so seeds change nothing; give --spread-s")
     seeds = range(config.seed, config.seed + (config.seeds or 1))
-    return [(seed, spread(rows, seed, config.spread_s)) for seed in seeds]
+    return [(seed, spread_by(rows, seed, config.spread_s)) for seed in seeds]
 
 
 def _cluster(config: Config) -> dict[str, Any]:  # Any: what JSON holds

@@ -19,7 +19,6 @@ from rtp.core.replay_fleet import Fleet
 from rtp.core.run_stats import Stats
 from rtp.core.search import Point, Range, search
 from rtp.core.trace import TraceRow
-from rtp.io import traces
 from rtp.replaying.cluster import ClusterOptions
 from rtp.replaying.options import RunOptions, TraceOptions
 from rtp.replaying.run import SloOptions, figures
@@ -61,7 +60,7 @@ class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions):
     rounds: Positive = option(2, "Each looks closer around the best so far.", "search", "N")
     points: Positive = option(8, "Settings tried in a round.", "search", "N")
     also: tuple[Path, ...] = option(
-        (), "Further traces on which the result is tried.", "search", "FILE,..."
+        (), "Further traces, read as --trace is, to try the result on.", "search", "FILE,..."
     )
     early: bool = option(False, "Bind requests as they arrive.", "run")
     out: Path | None = option(None, "Write the figures as JSON.", "run", "FILE")
@@ -89,6 +88,7 @@ class Tuned(msgspec.Struct, frozen=True):
 
 def main(config: Config) -> int:
     trace = config.read()
+    also = [(path, config.read_from(path)) for path in config.also]
     space = [_range(name, text) for name, text in _space(config).items()]
     cut = int(config.training * len(trace.rows))
     if not 0 < cut < len(trace.rows):
@@ -103,8 +103,7 @@ def main(config: Config) -> int:
         ("training part", train, fleet),
         ("held out", held_out, fleet),
     ]
-    for path in config.also:
-        other = traces.read(path)
+    for path, other in also:
         sets.append((path.name, other.rows, config.fleet(other.rows, other.block_size)))
     settings: list[tuple[str, str, dict[str, float]]] = [
         ("tuned", config.policy, best),

@@ -124,3 +124,53 @@ def test_t11_a_trace_without_a_single_request_is_an_error_that_tells_why(
     err = capsys.readouterr().err
     assert "no row is a request" in err
     assert "1 blank lines, 1 bad ones, line 2" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run"],
+        ["ablate"],
+        ["plan", "--ttft-p95-s", "9", "--most", "1"],
+        ["tune", "--rounds", "1", "--points", "1"],
+    ],
+)
+def test_t11_every_command_tells_the_bad_rows_it_leaves_out(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "odd.jsonl"
+    path.write_text(MOONCAKE % (0, 1) + "nonsense\n" + MOONCAKE % (3000, 1))
+    _, err = said(capsys, *words, "--trace", str(path), "--decode", "false", "--jobs", "1")
+    assert "odd: 1 bad rows, not in the trace:\n  line 2: " in err
+
+
+def test_further_traces_of_tune_are_read_like_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    first, other, none = (tmp_path / f"{name}.jsonl" for name in ("first", "other", "none"))
+    first.write_text("".join(MOONCAKE % (3000 * i, i) for i in range(1, 5)))
+    other.write_text("".join(MOONCAKE % (3000 * i, i) for i in range(1, 10)) + "nonsense\n")
+    none.write_text("nonsense\n")
+    words = ("tune", "--rounds", "1", "--points", "1", "--jobs", "1", "--decode", "false")
+    words += ("--trace", str(first), "--rows", "4", "--format", "mooncake")
+    words += ("--out", str(tmp_path / "t"), "--also")
+    _, err = said(capsys, *words, str(other))
+    assert "other: 1 bad rows" in err
+    results = msgspec.json.decode((tmp_path / "t").read_bytes())["results"]
+    assert {r["stats"]["requests"] for r in results if r["on"] == "other.jsonl"} == {4}
+    assert main([*words, str(none)]) == 2
+    assert "none.jsonl: no row is a request" in capsys.readouterr().err
+
+
+def test_convert_spreads_no_rows_that_lie_on_no_grid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path, out = tmp_path / "t.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(MOONCAKE % (at, at) for at in (0, 13, 400)))
+    words = ["convert", "--trace", str(path), "--out", str(out), "--spread-s", "2"]
+    assert main(words) == 2
+    assert "without --spread-seed" in capsys.readouterr().err
+    assert main([*words[:-2], "--spread-seed", "1"]) == 2
+    assert "the rows lie on no grid" in capsys.readouterr().err
+    said(capsys, *words, "--spread-seed", "1")
+    assert len(traces.read(out).rows) == 3
