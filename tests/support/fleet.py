@@ -31,6 +31,7 @@ from rtp.core.messages import (
 )
 from rtp.core.policy import Routing
 from rtp.core.types import FrontendId, Hashes, RequestId, Role, Tier, WorkerId, pack_ids
+from rtp.core.worker.reports import SeenGrants
 
 BLOCK = 16
 SEED = namespace(secret=b"test", revision="r")
@@ -51,8 +52,7 @@ class Worker:
         self.id, self.epoch = register.worker_id, register.epoch
         self.seq = -1
         self.version = 0
-        self.upto = [-1] * register.ranks
-        self.mask = [0] * register.ranks
+        self.seen = [SeenGrants() for _ in range(register.ranks)]
         self.load: list[dict[str, int]] = [{} for _ in range(register.ranks)]
         self.draining = False
         self.hung = False
@@ -61,23 +61,22 @@ class Worker:
 
     def see(self, grant: Grant) -> None:
         """A Submit with this number arrived."""
-        rank, number = grant.rank, grant.number
-        if number <= self.upto[rank]:
-            return
-        self.mask[rank] |= 1 << number - self.upto[rank] - 1
-        while self.mask[rank] & 1:
-            self.mask[rank] >>= 1
-            self.upto[rank] += 1
+        self.seen[grant.rank].add(grant.number)
+
+    def has_seen(self, rank: int, number: int) -> bool:
+        seen = self.seen[rank]
+        return number <= seen.upto or bool(seen.mask >> number - seen.upto - 1 & 1)
 
     def status(self, term: int, firsts: tuple = (), finished: tuple = ()) -> Status:
         self.seq += 1
         table = np.zeros((self.register.ranks, len(STATUS_COLUMNS)), dtype="<i8")
         for rank, total in enumerate(self.register.kv_total):
+            upto, mask = self.seen[rank].columns()
             facts = {
                 "kv_free": total,
                 "kv_total": total,
-                "granted_upto": self.upto[rank],
-                "granted_mask": self.mask[rank] - (self.mask[rank] >> 63 << 64),  # as signed
+                "granted_upto": upto,
+                "granted_mask": mask,
             } | self.load[rank]
             table[rank] = [facts.get(name, 0) for name in STATUS_COLUMNS]
         return Status(

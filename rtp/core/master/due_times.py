@@ -32,6 +32,7 @@ class DueTimes:
         """In place of an earlier time, if it had one."""
         self.drop(booking)
         number = ceil(at / TICK_S)
+        number += number * TICK_S < at  # else what is not over yet would be due at once for ever
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._buckets[number] = {}

@@ -15,6 +15,7 @@ BUSY, CALM = 0.8, 0.7
 """Shares of its time. The status period stretches above the one and shrinks below the other."""
 DELTA_PERIOD_S = 0.050
 NOBODY = RequestId("")
+"""Of a Fence that only counts a number."""
 
 
 class Links:
@@ -85,10 +86,8 @@ class Links:
             member.state = MemberState.LIVE
             self._members.arm(member)
             out.append(Note("worker.joined", member.facts()))
-        if member.acked_seq < 0:
-            # Later gaps may be grants of our own that are on their way.
-            for rank, number in self._ranks.resume_numbers(member.rows, table):
-                out.append(self._gap_fence(member, rank, number))
+            for rank, number in self._ranks.lost_numbers(member.rows, table):
+                out.append(Send(member.worker_id, Fence(NOBODY, 0, rank, number)))
         member.acked_seq = status.seq
         member.status_at = now
         member.table, member.group = table, status.group
@@ -139,7 +138,3 @@ class Links:
             if member.present:
                 self._members.arm(member)
         return out
-
-    def _gap_fence(self, member: Member, rank: int, number: int) -> Command:
-        """A number of an earlier Master whose grant never arrived: nobody's, but counted."""
-        return Send(member.worker_id, Fence(NOBODY, 0, rank, number))

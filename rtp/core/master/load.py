@@ -19,6 +19,7 @@ from rtp.core.master.columns import (
     HELD_S,
     KV_FREE,
     KV_TOTAL,
+    MASK,
     MOST_REQUESTS,
     NEXT_NUMBER,
     NUM_REPORTED,
@@ -106,7 +107,11 @@ def take_in(
         stale[row] = True
         for column in range(NUM_REPORTED):
             table[row, column] = told[rank, column]
-        table[row, SEEN_UPTO] = told[rank, UPTO]
+        upto, mask = told[rank, UPTO], told[rank, MASK]
+        seen = max(int(table[row, SEEN_UPTO]), upto)
+        while seen - upto < MASK_BITS and mask >> (seen - upto) & 1:
+            seen += 1  # a worker's own count begins before the first number there was
+        table[row, SEEN_UPTO] = seen
         table[row, REFUSED] = 0.0
         table[row, REPORTED_AT] = now
         table[row, BUSY_UNTIL] = now + work_s(table, profiles, row, classes[row])

@@ -6,7 +6,7 @@ Reports and requests change state; decisions are made in the Tick that ends a tu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -58,6 +58,9 @@ LEASE_MARGIN_S = 0.5
 ITEM_BYTES = 8
 SWEEP_KEYS = 2000
 SWEEP_PAUSE_S = 0.002
+NUMBERS_A_TERM = 1024
+"""Terms are times in ms, so no rank gets as many grants from one Master to the next: a Submit of
+an earlier Master's grant is never taken for that of a grant of this one."""
 
 
 class Master:
@@ -81,7 +84,7 @@ class Master:
         kept_placements: int = 1000,
         prefix_map: PrefixMap | None = None,
         grace_s: float = 0.0,
-        without: Collection[str] = (),
+        without: Sequence[str] = (),
     ) -> None:
         """limits: False switches off the gates of queue, TTFT and tenants. tenants: their terms,
         equal ones by default. lead_s: start value of what is then measured. grace_s: how long after
@@ -93,7 +96,11 @@ class Master:
             raise ConfigError(f"no mechanism {unknown[0]!r}; there are {', '.join(MECHANISMS)}")
         self.term = term
         self.map = prefix_map or PrefixMap(max_ranks, max_blocks)
-        self.ranks = Ranks(max_ranks, corrected="progress" not in without)
+        self.ranks = Ranks(
+            max_ranks,
+            corrected="progress" not in without,
+            first_number=term * NUMBERS_A_TERM,
+        )
         self.tenants = Tenants() if tenants is None else tenants
         self.ledger = Ledger(
             self.ranks,

@@ -55,8 +55,9 @@ there when a row ends, the others wait where they can still go to another rank."
 class Ranks:
     """One row per rank. Rows of ranks that left are reused, longest unused first."""
 
-    def __init__(self, capacity: int, *, corrected: bool = True) -> None:
-        """corrected: by what ranks report; else what was predicted at the grant stands."""
+    def __init__(self, capacity: int, *, corrected: bool = True, first_number: int = 0) -> None:
+        """corrected: by what ranks report; else what was predicted at the grant stands.
+        first_number: of the grants of a rank."""
         self.capacity = capacity
         self._corrected = corrected
         self.table: FloatArray = np.zeros((capacity, NUM_COLUMNS))
@@ -88,6 +89,9 @@ class Ranks:
         self._unseen: list[dict[int, Booking]] = [{} for _ in range(capacity)]
         self._free = deque(range(capacity))
         self._num_external = 0
+        self._first_number = first_number
+        """Of a worker that comes now: over all that its rows, or another registration of the same
+        life, ever had. What was granted before may still reach the worker, and is not this."""
 
     # ------------------------------------------------------------ rows
 
@@ -101,8 +105,8 @@ class Ranks:
         self.table[rows, KV_TOTAL] = kv_total
         self.table[rows, BUSY_UNTIL] = 0
         self.table[rows, BUDGET] = budget
-        self.table[rows, NEXT_NUMBER] = 0
-        self.table[rows, SEEN_UPTO] = -1
+        self.table[rows, NEXT_NUMBER] = self._first_number
+        self.table[rows, SEEN_UPTO] = self._first_number - 1
         most = max_rows + 1 + max_rows // ROWS_AHEAD if max_rows else np.inf
         self.table[rows, MOST_REQUESTS] = most
         self.table[rows, REFUSED] = 0
@@ -121,6 +125,7 @@ class Ranks:
             if self._open[row]:
                 raise IllegalMove(f"row {row} leaves with open bookings")
             self.groups.pop(row, None)
+            self._first_number = max(self._first_number, int(self.next_number[row]))
             self._free.append(row)
 
     @property
@@ -220,21 +225,20 @@ class Ranks:
         self.table[row, REFUSED] = 1
         self.stale[row] = True
 
-    def resume_numbers(self, rows: IntArray, table: IntArray) -> list[tuple[int, int]]:
-        """Numbers go on behind those another Master gave this life of the worker.
-
-        Returns (rank, number) of gaps: grants that never reached the worker and must be fenced, or
-        its Status could not count past them.
-        """
-        gaps = []
+    def lost_numbers(self, rows: IntArray, table: IntArray) -> list[tuple[int, int]]:
+        """(rank, number) of those that the worker has not seen and of which no grant is open: their
+        fences were lost with a link, and its Status cannot count past them. table: as told."""
+        lost = []
         for rank, row in enumerate(rows.tolist()):
-            upto = table.item(rank, UPTO)
+            upto, unseen = table.item(rank, UPTO), self._unseen[row]
             mask = table.item(rank, MASK) & (1 << MASK_BITS) - 1
-            top = mask.bit_length()
-            gaps += [(rank, upto + 1 + i) for i in range(top) if not mask >> i & 1]
-            self.next_number[row] = max(self.next_number[row], upto + 1 + top)
-        self.stale[rows] = True
-        return gaps
+            first = int(max(self.seen_upto[row], upto)) + 1
+            lost += [
+                (rank, number)
+                for number in range(first, int(self.next_number[row]))
+                if not mask >> number - upto - 1 & 1 and number not in unseen
+            ]
+        return lost
 
     def hold(self, row: int, seconds: float) -> None:
         """A waiting request wants this rank once it is free."""

@@ -8,6 +8,8 @@ import random
 import pytest
 
 from rtp.core.events import From
+from rtp.core.master.due_times import TICK_S, DueTimes
+from rtp.core.master.master import NUMBERS_A_TERM
 from rtp.core.master.view import MASK_BITS
 from rtp.core.messages import Done, Fence, Grant, Renew
 from rtp.core.types import RequestId
@@ -123,11 +125,11 @@ def test_more_grants_than_a_status_can_count_stand_in_nobodys_way():
         grant = place(fleet, 1)
         fleet.tell(From(FRONTEND, Renew(grant.request_id, 1, LEASE_S, True)))
     normal = fleet.grant(fleet.ask(1))
-    assert normal.number == 0
+    assert normal.number == NUMBERS_A_TERM
     fleet.workers["w0"].see(normal)
     fleet.report(fleet.workers["w0"])
     assert fleet.master.ranks.charged_requests[0] == MASK_BITS + 10
-    assert fleet.grant(fleet.ask(1)).number == 1
+    assert fleet.grant(fleet.ask(1)).number == normal.number + 1
 
 
 def test_a_lost_worker_takes_its_grants_with_it():
@@ -267,3 +269,14 @@ def test_whatever_happens_the_ledger_ends_at_zero(seed: int):
     fleet.wait(2.0)
     assert fleet.master.idle()
     assert fleet.master.map.num_arriving() == 0
+
+
+def test_what_is_due_is_over_and_not_a_rounding_error_away_from_it():
+    fleet = Fleet()
+    fleet.add()
+    booking = fleet.master.booked(fleet.grant(fleet.ask(lease_s=2.0)).request_id)
+    at = 114434.80000000002
+    assert at / TICK_S == 1144348, "the quotient is rounded down, or this shows nothing"
+    times = DueTimes()
+    times.set(booking, at)
+    assert times.next_due >= at

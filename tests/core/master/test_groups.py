@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rtp.core.events import From
+from rtp.core.master.master import NUMBERS_A_TERM
 from rtp.core.messages import Grant, Renew
 from rtp.core.types import RequestId, Role
 from tests.support.fleet import FRONTEND, Fleet, Worker, hashes_of
@@ -169,7 +170,8 @@ def test_a_round_of_prefill_ranks_shares_the_decode_ranks():
         assert [grant.worker_id for grant in grants] == [worker.id] * size
         assert {grant.group_size for grant in grants} == {size}
         assert [grant.decode and grant.decode.worker_id for grant in grants] == ["d"] * size
-        assert sorted(grant.decode.number for grant in grants if grant.decode) == [*range(size)]
+        numbers = sorted(grant.decode.number for grant in grants if grant.decode)
+        assert numbers == [*range(NUMBERS_A_TERM, NUMBERS_A_TERM + size)]
 
 
 def test_what_a_group_lost_leaves_nothing_behind():

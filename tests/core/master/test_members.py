@@ -178,19 +178,56 @@ def test_x09_every_worker_comes_back_to_a_new_master():
     for _ in range(16):
         grant = new.grant(new.ask())
         worker = new.workers[grant.worker_id]
-        assert grant.number > worker.upto[0], "a number this life of the worker has seen already"
+        assert not worker.has_seen(0, grant.number), "a number of the Master before"
         worker.see(grant)
     assert {g.worker_id for g in new.grants()} == {w.id for w in workers}
 
 
-def test_a_new_master_fences_numbers_that_never_arrived():
-    fleet = Fleet(term=2)
-    worker = fleet.add(join=False)
-    worker.upto, worker.mask = [4], [0b1010]  # 5 and 7 are missing
+def test_a_late_submit_of_an_earlier_masters_grant_is_not_taken_for_one_of_this():
+    old, new = Fleet(), Fleet(term=2)
+    worker = old.add()
+    stale = old.grant(old.ask())
+    new.workers[worker.id] = worker
+    new.tell(From(worker.id, worker.register))
+    new.link(worker)
+    new.report(worker)
+    grant = new.grant(new.ask())
+    worker.see(stale)
+    new.report(worker)
+    row = new.master.fleet.row_of((worker.id, 0))
+    assert new.master.ranks.charged_requests[row] == 1, "the grant counts as seen, and is not"
+    new.wait(2.0)
+    assert new.sent(Fence)[-1].number == grant.number
+    assert new.master.idle()
+
+
+def test_a_late_submit_from_before_a_worker_was_lost_is_not_taken_for_a_new_grants():
+    fleet = Fleet()
+    worker = fleet.add()
+    stale = fleet.grant(fleet.ask())
+    fleet.wait(5.0, beat=False)
+    assert fleet.sent(WorkerLost)
+    fleet.tell(From(worker.id, worker.register))
     fleet.link(worker)
-    fences = fleet.sent(Fence, fleet.report(worker))
-    assert [(f.rank, f.number) for f in fences] == [(0, 5), (0, 7)]
-    assert fleet.grant(fleet.ask()).number == 9
+    fleet.report(worker)
+    grant = fleet.grant(fleet.ask())
+    assert grant.epoch == stale.epoch
+    assert grant.number > stale.number
+
+
+def test_a_fence_that_was_lost_with_the_link_is_sent_again():
+    fleet = Fleet()
+    worker = fleet.add()
+    lost, running = fleet.grant(fleet.ask()), fleet.grant(fleet.ask())
+    worker.see(running)
+    fleet.report(worker)
+    fleet.wait(1.0)
+    assert [f.number for f in fleet.sent(Fence)] == [lost.number]
+    fleet.out.clear()
+    fleet.tell(LinkDown(worker.id, 1))
+    fleet.wait(0.1, beat=False)
+    fleet.link(worker)
+    assert [f.number for f in fleet.sent(Fence, fleet.report(worker))] == [lost.number]
 
 
 def test_x01_a_restart_in_place_drops_every_key_of_the_old_life():
@@ -208,7 +245,7 @@ def test_x01_a_restart_in_place_drops_every_key_of_the_old_life():
     assert HangUp(worker.id, 1) in fleet.out
     fleet.snapshot(fresh)
     grant = fleet.grant(fleet.ask(range(513)))
-    assert (grant.epoch, grant.number, grant.matched_tokens) == (2, 0, 0)
+    assert (grant.epoch, grant.matched_tokens) == (2, 0)
     fleet.finish(grant, "cancelled")
     fleet.wait(1.0)
     assert fleet.master.map.num_blocks == 0
@@ -261,7 +298,7 @@ def test_a_fence_for_a_closed_link_is_sent_when_it_is_back():
     fleet.unlink(worker)
     fleet.cancel(grant.request_id)
     assert not fleet.sent(Fence)
-    assert fleet.sent(Fence, fleet.link(worker)) == [Fence(grant.request_id, 1, 0, 0)]
+    assert fleet.sent(Fence, fleet.link(worker)) == [Fence(grant.request_id, 1, 0, grant.number)]
 
 
 def test_a_worker_that_links_and_drops_and_never_reports_is_lost():

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from rtp.core.commands import Send
 from rtp.core.events import From
 from rtp.core.master.fleet import MOST_OWED
-from rtp.core.master.master import LEASE_MARGIN_S, LEASE_S
+from rtp.core.master.master import LEASE_MARGIN_S, LEASE_S, NUMBERS_A_TERM
 from rtp.core.master.rounds import MOST_IN_LINE
 from rtp.core.messages import Fence, Finished, Grant, Now, Place, WorkerLost
 from rtp.core.policy import Candidates, Predict, Query
@@ -96,7 +96,8 @@ def assert_settled(fleet: Fleet) -> None:
 def test_both_ranks_are_charged_and_neither_twice():
     fleet = split(1)
     grant = granted(fleet)
-    assert (grant.worker_id, grant.decode) == ("p", Place(WorkerId("d0"), 1, "10.0.0.1:9001", 0, 0))
+    place = Place(WorkerId("d0"), 1, "10.0.0.1:9001", 0, NUMBERS_A_TERM)
+    assert (grant.worker_id, grant.decode) == ("p", place)
     assert rank(fleet, "p")["charged_tokens"] == 100
     assert rank(fleet, "p")["reserved_tokens"] == 1, "its first token"
     decode = rank(fleet, "d0")
@@ -452,8 +453,9 @@ def test_a_split_request_is_settled_once_however_and_whenever_it_ends(phase, end
             fenced(fleet, command.peer, command.message)
     for name, worker in fleet.workers.items():
         row = int(fleet.master.fleet.members.get(WorkerId(name)).rows[0])
-        last = int(fleet.master.ranks.next_number[row]) - 1
-        assert worker.upto[0] == last, f"a number that {name} will never count past"
+        given = range(NUMBERS_A_TERM, int(fleet.master.ranks.next_number[row]))
+        missing = [number for number in given if not worker.has_seen(0, number)]
+        assert not missing, f"numbers that {name} will never count past"
 
 
 def fenced(fleet: Fleet, name: str, fence: Fence) -> None:
@@ -475,7 +477,7 @@ def test_a_request_that_ends_where_it_began_frees_its_reservation(reason):
     if reason == "done":
         assert not fleet.sent(Fence, out)
         out = fleet.report(fleet.workers["d0"])
-    assert Fence(grant.request_id, 1, 0, 0) in fleet.sent(Fence, out)
+    assert Fence(grant.request_id, 1, 0, grant.decode.number) in fleet.sent(Fence, out)
     assert_settled(fleet)
 
 
@@ -499,7 +501,7 @@ def test_a_hand_over_that_nobody_follows_is_fenced():
     grant = granted(fleet)
     hand_over(fleet, grant)
     out = fleet.wait(EXPIRY_S + 0.01)
-    assert fleet.sent(Fence, out) == [Fence(grant.request_id, 1, 0, 0)]
+    assert fleet.sent(Fence, out) == [Fence(grant.request_id, 1, 0, grant.decode.number)]
     assert_settled(fleet)
 
 
@@ -541,7 +543,8 @@ def test_many_numbers_that_nobody_follows_are_told_together_before_the_rank_runs
         fences += found
         if found:
             fleet.report(fleet.workers["d0"])
-    assert [fence.number for fence in fences] == list(range(len(fences)))
+    numbers = range(NUMBERS_A_TERM, NUMBERS_A_TERM + len(fences))
+    assert [fence.number for fence in fences] == [*numbers]
     assert len(fences) == 100 // MOST_OWED * MOST_OWED
 
 

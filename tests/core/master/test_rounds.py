@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rtp.core.events import LoopBusy, Tick
+from rtp.core.master.master import NUMBERS_A_TERM
 from rtp.core.master.placement import RELAXED, SATURATED
 from rtp.core.master.ranks import MOST_HELD
 from rtp.core.master.rounds import MOST_LOOKS
@@ -28,7 +29,7 @@ def test_an_ask_grants_nothing_before_the_tick_of_its_turn():
     assert fleet.master.next_deadline() == fleet.now
     fleet.tick()
     grant = fleet.grant(request)
-    assert (grant.number, grant.lease_s) == (0, 0.25)
+    assert (grant.number, grant.lease_s) == (NUMBERS_A_TERM, 0.25)
     assert fleet.master.next_deadline() > fleet.now
 
 
