@@ -319,8 +319,8 @@ class Worker:
     def _give_up_dropped(self, rank: Rank, now: float) -> None:
         for sequence, reason in rank.batcher.take_dropped():
             attempt = self._attempts.get(sequence.request_id)
-            if reason == "outgrown":
-                self._delivery.deliver([Gain(sequence, finish="error")], now)
+            if reason == "outgrown":  # it has met the limit of what can be held here
+                self._delivery.deliver([Gain(sequence, finish="length")], now)
             elif attempt is not None:  # else another choice of it took the attempt along
                 self._ends.give_up(attempt, reason, True, now)
 
