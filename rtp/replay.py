@@ -14,6 +14,8 @@ from rtp.settings import load
 
 INTERRUPTED = 130
 """Exit code of what Ctrl-C ended, as shells have it."""
+BROKEN_PIPE = 141
+"""Exit code of what ended because nobody reads on, as shells have it."""
 PROG = "python -m rtp.replay"
 # Any: each command takes its own Config.
 COMMANDS: dict[str, Any] = {
@@ -40,9 +42,15 @@ def main(argv: Sequence[str]) -> int:
     command = COMMANDS[name]
     try:
         config = load(command.Config, argv[1:], os.environ, f"{PROG} {name}")
-        return int(command.main(config))
+        code = int(command.main(config))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
+        print(f"{PROG} {name}: interrupted; nothing is kept", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read stdout has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except RtpError as error:
         print(f"{PROG} {name}: {error}", file=sys.stderr)
     except OSError as error:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from rtp.core.steps import Row
 from rtp.core.types import FloatArray
@@ -21,6 +22,7 @@ from rtp.core.types import FloatArray
 Number = TypeVar("Number", float, FloatArray)
 """One or a column."""
 Coefficients = tuple[float, float, float, float, float, float]
+OverZero = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +95,30 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What of a model decides what its steps cost."""
 
-    parameters: float
-    active_parameters: float
+    parameters: OverZero
+    active_parameters: OverZero
     """Of a token; less than all in a mixture of experts."""
-    layers: int
-    width: int
+    layers: Annotated[int, Meta(gt=0)]
+    width: Annotated[int, Meta(gt=0)]
     """Query heads times head size."""
-    kv_width: int
+    kv_width: Annotated[int, Meta(gt=0)]
     """Key heads times head size."""
-    weight_bytes: float = 2.0
-    kv_bytes: float = 2.0
+    weight_bytes: OverZero = 2.0
+    kv_bytes: OverZero = 2.0
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Accelerators of one rank, from their data sheet, and how much of that is reached."""
 
-    count: int
-    flops: float
+    count: Annotated[int, Meta(gt=0)]
+    flops: OverZero
     """Dense, a second, each, in the type the model computes in."""
-    memory_bytes: float
-    memory_bytes_per_s: float
-    network_bytes_per_s: float
+    memory_bytes: OverZero
+    memory_bytes_per_s: OverZero
+    network_bytes_per_s: OverZero
     """Of the rank, all cards together."""
-    compute_share: float = 0.5
-    memory_share: float = 0.8
+    compute_share: OverZero = 0.5
+    memory_share: OverZero = 0.8
     overhead_s: float = 0.007
     """Of a step whatever its rows: launches, collectives, sampling."""
 

@@ -168,6 +168,8 @@ class _Run:
             self._fleet.places(),
             start_s=JOINED_S,
             num_holds=sum(pool.window.num_holds for pool in self._master.fleet.pools.values()),
+            num_fallbacks=self._master.placements.num_fallbacks,
+            last_fallback=self._master.placements.last_fallback,
         )
 
 

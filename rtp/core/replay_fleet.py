@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from random import Random
 
 from rtp.core.errors import ConfigError
@@ -24,7 +25,7 @@ from rtp.core.worker.worker import Worker
 
 MODEL = "trace"
 KINDS = {"lost": False, "back": False, "slow": True, "late": True}
-"""Kinds of faults, and whether they have a number."""
+"""Kinds of faults, and whether they have a number: over 0 of slow, from 0 up of late."""
 ALL = "*"
 LETTER = {Role.FUSION: "w", Role.PREFILL: "p", Role.DECODE: "d"}
 SPREAD = 3**0.5
@@ -52,9 +53,11 @@ def fault(text: str) -> Fault:
         raise ConfigError(f"fault {text!r} is not AT:WHAT:WHICH[:NUMBER]") from None
     if what not in KINDS:
         raise ConfigError(f"fault {text!r}: no kind {what!r}; there are {', '.join(KINDS)}")
-    if KINDS[what] != bool(number) or len(number) > 1 or found.number < 0 or found.at_s < 0:
-        wanted = "a time and a number from 0 up" if KINDS[what] else "a time and no number"
-        raise ConfigError(f"fault {text!r}: {what} has {wanted}")
+    right = all(isfinite(value) and value >= 0 for value in (found.at_s, found.number))
+    right &= what != "slow" or found.number > 0
+    if KINDS[what] != bool(number) or len(number) > 1 or not right:
+        wanted = {"slow": "a time and a number over 0", "late": "a time and a number from 0 up"}
+        raise ConfigError(f"fault {text!r}: {what} has {wanted.get(what, 'a time and no number')}")
     return found
 
 
@@ -121,14 +124,21 @@ class Fleet:
             raise ConfigError("workers with roles need a transport: how fast their KV moves")
         if not 0 <= self.service_error * SPREAD < 1:
             raise ConfigError(f"service_error is from 0 to 0.57, not {self.service_error}")
-        workers, ranks = dict(self.roles), self.places()
+        workers, ranks = dict(self.roles), {f"{name}/{rank}" for name, rank in self.places()}
         for each in self.faults:
             worker, _, rank = each.which.partition("/")
             known = each.which == ALL or (worker in workers and not rank)
-            if rank.isdecimal() and each.what == "slow":
-                known = (WorkerId(worker), int(rank)) in ranks
+            if each.what == "slow":
+                known |= each.which in ranks
             if not known:
                 raise ConfigError(f"fault {each.what} strikes {each.which!r}, which there is not")
+            if each.what == "back" and not any(
+                lost.what == "lost"
+                and lost.at_s <= each.at_s
+                and (ALL in (lost.which, each.which) or lost.which == each.which)
+                for lost in self.faults
+            ):
+                raise ConfigError(f"fault back: {each.which} was not lost before {each.at_s:g} s")
 
 
 class FaultyNetwork(Network):

@@ -26,13 +26,14 @@ class Replayed:
 
     arrival_s: FloatArray
     granted_s: FloatArray
-    """Its last grant; NaN where there was none, or grants are not seen."""
+    """The grant that its first token came of, the last one where none came; NaN where there was
+    none, or grants are not seen."""
     first_s: FloatArray
     """Its first token; NaN where none came."""
     ended_s: FloatArray
     """Its end, whichever it was."""
     ranks: IntArray
-    """Where its last attempt ran, counted over the fleet; -1: nowhere, or it is not known."""
+    """Where that grant placed it, counted over the fleet; -1: nowhere, or it is not known."""
     prompt_tokens: IntArray
     cached_tokens: IntArray
     """Prompt tokens that were found in a cache; 0 where no first token came."""
@@ -46,6 +47,10 @@ class Replayed:
     """Times a request was held for a busy rank."""
     grants_seen: bool = True
     """False of a live run: nobody outside sees grants, ranks and holds."""
+    num_fallbacks: int = 0
+    """Decisions in which the policy failed, so that the Master took the least predicted wait."""
+    last_fallback: str = ""
+    """What was wrong with the last of them."""
     outcomes: list[Outcome] = field(default_factory=list)
     """What a run in virtual time delivered, where it was kept."""
 
@@ -56,7 +61,7 @@ class Replayed:
 
     @property
     def waited_s(self) -> FloatArray:
-        """From arrival to the last grant; NaN where there was none."""
+        """From arrival to the grant; NaN where there was none."""
         return self.granted_s - self.arrival_s
 
     @property
@@ -86,8 +91,9 @@ class Replayed:
         return float(self.cached_tokens.sum()) / max(1, int(self.prompt_tokens.sum()))
 
     def imbalance(self, num_ranks: int) -> float:
-        """Prompt tokens computed by the busiest rank over the mean."""
-        placed = self.ranks >= 0
+        """Prompt tokens computed for first tokens by the busiest of the first num_ranks ranks, over
+        their mean: those that prefill come before those that only decode."""
+        placed = (self.ranks >= 0) & (self.ranks < num_ranks)
         work = np.bincount(self.ranks[placed], self.new_tokens[placed], minlength=num_ranks)
         return float(work.max() / work.mean()) if work.any() else 1.0
 
@@ -107,9 +113,8 @@ class Replayed:
         """The opposite of to_bytes(); there are no outcomes."""
         with np.load(io.BytesIO(data), allow_pickle=False) as columns:
             kept = {name: columns[name] for name in columns.files}
-        return cls(
-            **kept | {"num_holds": int(kept["num_holds"]), "grants_seen": bool(kept["grants_seen"])}
-        )
+        facts = {name: value.item() for name, value in kept.items() if not value.ndim}
+        return cls(**kept | facts)
 
 
 def replayed(
@@ -119,10 +124,12 @@ def replayed(
     *,
     start_s: float,
     num_holds: int,
+    num_fallbacks: int = 0,
+    last_fallback: str = "",
 ) -> Replayed:
     """outcomes: one a row.  places: (worker, rank) -> rank counted over the fleet.  start_s: the
     world's time of the first arrival."""
-    grants = [o.grants[-1] if o.grants else None for o in outcomes]
+    grants = [_told_by(o) for o in outcomes]
     started = np.array([o.first_token_at is not None for o in outcomes], dtype=np.bool_)
     cached = np.array([o.cached_tokens for o in outcomes], dtype=np.int64)
     return Replayed(
@@ -137,8 +144,17 @@ def replayed(
         attempts=_ints([len(o.grants) for o in outcomes]),
         failed=np.array([_reason(o) for o in outcomes], dtype=FAILED_TYPE),
         num_holds=num_holds,
+        num_fallbacks=num_fallbacks,
+        last_fallback=last_fallback,
         outcomes=outcomes,
     )
+
+
+def _told_by(outcome: Outcome) -> tuple[float, Grant] | None:
+    """The grant that the first token came of; the last one where none came."""
+    first = outcome.first_token_at
+    before = [each for each in outcome.grants if first is None or each[0] <= first]
+    return before[-1] if before else None
 
 
 def _times(values: Sequence[float | None], start_s: float) -> FloatArray:

@@ -100,11 +100,14 @@ class Stats(msgspec.Struct, frozen=True):
     hits: dict[str, float]
     """The same by tier."""
     imbalance: float | None
-    """Prompt tokens computed by the busiest rank over the mean; None where ranks are not known."""
+    """Prompt tokens computed for first tokens by the busiest rank over the mean of those that
+    prefill; None where ranks are not known."""
     retried: int | None
     """Requests with more than one grant; None, as all that follows, where grants are not seen."""
     held: int | None
     """Times a request was held for a busy rank that had its prefix."""
+    fallbacks: int | None
+    """Decisions in which the policy failed and the Master's own rule took its place."""
     phases: Phases | None
     """None also where no request came so far."""
     queue_max: int | None
@@ -139,6 +142,7 @@ def stats(run: Replayed, slo: Slo, alone_s: FloatArray, own_s: FloatArray, num_r
         imbalance=run.imbalance(num_ranks) if num_ranks and (run.ranks >= 0).any() else None,
         retried=int((run.attempts > 1).sum()) if run.grants_seen else None,
         held=run.num_holds if run.grants_seen else None,
+        fallbacks=run.num_fallbacks if run.grants_seen else None,
         phases=_phases(run, own_s) if run.grants_seen else None,
         queue_max=_most_waiting(run) if run.grants_seen else None,
         queue_mean=_waited_s(run) / seconds if run.grants_seen else None,

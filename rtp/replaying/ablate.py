@@ -14,6 +14,7 @@ from rtp.core import plugins
 from rtp.core.run_stats import Stats
 from rtp.replaying.cluster import ClusterOptions
 from rtp.replaying.options import RunOptions, TraceOptions
+from rtp.replaying.results import facts, to_json
 from rtp.replaying.run import SloOptions, figures
 from rtp.replaying.simulate import Job, simulate
 from rtp.replaying.tables import number, percent, table
@@ -89,7 +90,8 @@ def main(config: Config) -> int:
     ablated += [Ablated(s.name, s.off, f) for s, f in zip(switches, found[1:], strict=True)]
     print(show(ablated))
     if config.out is not None:
-        config.out.write_bytes(msgspec.json.format(msgspec.json.encode(ablated), indent=1))
+        tried = {"ablated": ablated}
+        config.out.write_bytes(to_json(facts("ablate", config, trace) | tried))
     return 0
 
 

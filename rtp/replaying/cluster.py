@@ -17,6 +17,8 @@ from rtp.core.trace import TraceRow
 from rtp.io import profiles
 
 Count = Annotated[int, Field(ge=0)]
+Rows = Annotated[int, Field(gt=0, le=1_000_000)]
+Blocks = Annotated[int, Field(gt=0, le=100_000_000)]
 DEFAULT_PROFILE = "llama2-70b-8xa100"
 
 
@@ -36,18 +38,18 @@ class ClusterOptions(Settings):
         "cluster",
         "NAME",
     )
-    kv_blocks: Positive | None = option(
+    kv_blocks: Blocks | None = option(
         None, "Blocks a rank's cache holds; default: no limit.", "cluster", "BLOCKS"
     )
     max_batch_tokens: Positive = option(8192, "Tokens one step may compute.", "cluster", "TOKENS")
     chunk_while_decoding: Positive = option(
         2048, "Prompt tokens of a step that decodes as well.", "cluster", "TOKENS"
     )
-    max_rows: Positive = option(64, "Rows of one step.", "cluster")
-    latency_s: Annotated[float, Field(ge=0)] = option(
-        0.0002, "Of one message.", "cluster", "SECONDS"
+    max_rows: Rows = option(64, "Rows of one step.", "cluster")
+    latency_s: Annotated[float, Field(ge=0, le=0.2)] = option(
+        0.0002, "Of one message, 0.2 at most.", "cluster", "SECONDS"
     )
-    transfer_tokens_per_s: Annotated[float, Field(gt=0)] | None = option(
+    transfer_tokens_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = option(
         None, "KV from rank to rank; default: the profile's.", "cluster", "TOKENS"
     )
     service_error: Annotated[float, Field(ge=0, lt=0.577)] = option(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from rtp.config import Positive, Settings, option
 from rtp.core.arrivals import grid_s, open_loop, part, spread
@@ -24,7 +24,9 @@ from rtp.io.traces import FORMATS, Trace
 BAD_SHOWN = 10
 LEAST_GRID_S = 0.1
 """Closer instants are times as they were, not rounded ones."""
-NO_OPTIONS = frozenset({"term", "routing", "tenants", "prefix_map", "max_ranks"})
+Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Policies = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+NO_OPTIONS = frozenset({"return", "term", "routing", "tenants", "prefix_map", "max_ranks"})
 """Of the Master's constructor: they are objects, or given otherwise."""
 
 
@@ -86,7 +88,7 @@ def tell_bad(trace: Trace) -> Iterator[str]:
         yield f"{trace.name}: {len(trace.bad)} bad rows, not in the trace:"
     yield from (f"  line {bad.line}: {bad.reason}" for bad in trace.bad[:BAD_SHOWN])
     if len(trace.bad) > BAD_SHOWN:
-        kinds = Counter(" ".join(w for w in bad.reason.split() if w.isalpha()) for bad in trace.bad)
+        kinds = Counter(re.sub(r"[\d.]+", "N", bad.reason) for bad in trace.bad)
         yield f"  and {len(trace.bad) - BAD_SHOWN} more; in all:"
         yield from (f"  {count} x {kind}" for kind, count in kinds.most_common())
 
@@ -108,21 +110,35 @@ def _told(trace: Trace) -> str:
 class RunOptions(Settings):
     """How rows become load, and how many runs go on at once."""
 
-    speed: Annotated[float, Field(gt=0, allow_inf_nan=False)] = option(
-        1.0, "Arrivals come so many times as fast.", "load", "FACTOR"
-    )
+    speed: Speed = option(1.0, "Arrivals come so many times as fast.", "load", "FACTOR")
     decode: bool = option(True, "false ends each request with its first token.", "load")
     seed: Annotated[int, Field(ge=0)] = option(0, "Of everything that is drawn.", "load")
     jobs: Positive = option(os.cpu_count() or 1, "Runs at once, each on a core.", "run", "N")
     master: dict[str, Any] = option({}, "Options of the Master (--set master.x=y).", "run")
 
+    @field_validator("out", check_fields=False)
+    @classmethod
+    def _can_be_written(cls, out: Path | None) -> Path | None:
+        """Before the runs, not behind them."""
+        if out is not None and (not out.name or out.is_dir() or not out.parent.is_dir()):
+            raise ValueError(f"{out} is no file in a folder that there is")
+        return out
+
     @field_validator("master")
     @classmethod
     def _are_the_masters(cls, options: dict[str, Any]) -> dict[str, Any]:
-        there_are = inspect.signature(Master).parameters.keys() - NO_OPTIONS
-        for name in options:
+        types = get_type_hints(Master.__init__)
+        there_are = types.keys() - NO_OPTIONS
+        checked = {}
+        for name, value in options.items():
             if name not in there_are:
                 raise ValueError(
                     f"master.{name} is no setting; there are {', '.join(sorted(there_are))}"
                 )
-        return options
+            try:
+                checked[name] = TypeAdapter(types[name]).validate_python(value)
+            except ValidationError as error:
+                raise ValueError(f"master.{name}: {error.errors()[0]['msg']}") from None
+            if isinstance(value, int | float) and value < 0:
+                raise ValueError(f"master.{name} is from 0 up, not {value}")
+        return checked

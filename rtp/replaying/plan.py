@@ -14,9 +14,10 @@ from rtp.config import Positive, Seconds, option
 from rtp.core.errors import ConfigError
 from rtp.core.replay_fleet import Fleet
 from rtp.core.run_stats import Stats
+from rtp.replaying import results
 from rtp.replaying.cluster import ClusterOptions
-from rtp.replaying.options import RunOptions, TraceOptions
-from rtp.replaying.run import EARLY, SloOptions, figures, routing_of
+from rtp.replaying.options import Policies, RunOptions, Speed, TraceOptions
+from rtp.replaying.run import EARLY, SloOptions, check_params, figures, routing_of
 from rtp.replaying.simulate import Job, simulate
 from rtp.replaying.tables import number, percent, table
 
@@ -31,7 +32,7 @@ class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions):
     all that are given have to hold, and nothing may fail.
     """
 
-    policy: tuple[str, ...] = option(
+    policy: Policies = option(
         ("predicted_ttft",),
         "Routing policies; NAME@early binds requests as they arrive.",
         "run",
@@ -43,7 +44,7 @@ class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions):
     ttft_p95_s: Seconds | None = option(None, "Goal: P95 of the first token.", "goal")
     tpot_p95_s: Seconds | None = option(None, "Goal: P95 of the other tokens' mean.", "goal")
     share: Share | None = option(None, "Goal: requests within --slo-*.", "goal", "SHARE")
-    speeds: tuple[Annotated[float, Field(gt=0)], ...] = option(
+    speeds: tuple[Speed, ...] = option(
         (), "Loads to plan for; default: --speed.", "plan", "FACTOR,..."
     )
     fewest: Positive = option(1, "Do not try fewer ranks.", "plan", "RANKS")
@@ -100,8 +101,13 @@ def main(config: Config) -> int:
     goal = Goal(config.ttft_p95_s, config.tpot_p95_s, config.share)
     if goal == Goal(None, None, None):
         raise ConfigError("give a goal: --ttft-p95-s, --tpot-p95-s or --share")
+    if config.model_fields_set & {"workers", "prefill_workers", "decode_workers"}:
+        raise ConfigError("how many workers is what plan finds, from --fewest to --most ranks")
+    check_params(config.params, config.policy)
     if config.ways != "fused" and config.dp > 1:
         raise ConfigError("workers that are split have one rank each: --dp 1")
+    if goal.tpot_p95_s is not None and not config.decode:
+        raise ConfigError("with --decode false there is one token each, so no --tpot-p95-s")
     trace = config.read()
     fleet = config.fleet(trace.rows, trace.block_size)
 
@@ -129,13 +135,18 @@ def main(config: Config) -> int:
         return [Tried(*case, goal.held(s), s) for case, s in zip(cases, found, strict=True)]
 
     units = range(-(-config.fewest // config.dp), config.most // config.dp + 1)
+    if not units:
+        raise ConfigError(
+            f"no size from --fewest {config.fewest} to --most {config.most} is a multiple of"
+            f" --dp {config.dp}"
+        )
     searches = [(p, s) for p in config.policy for s in config.speeds or (config.speed,)]
     tried = smallest(searches, [config.dp * n for n in units], config.ways, run)
     planned = [_best(policy, speed, tried) for policy, speed in searches]
     print(show(planned, tried))
     if config.out is not None:
-        body = msgspec.json.encode({"planned": planned, "tried": tried})
-        config.out.write_bytes(msgspec.json.format(body, indent=1))
+        found = {"planned": planned, "tried": tried}
+        config.out.write_bytes(results.to_json(results.facts("plan", config, trace) | found))
     return int(any(not each.ranks for each in planned))
 
 
@@ -170,7 +181,7 @@ def smallest(
 def divisions(ranks: int, ways: Ways) -> list[tuple[int, int]]:
     """(prefill, decode) workers; (0, 0): all do both."""
     split = [(n, ranks - n) for n in range(1, ranks)] if ways != "fused" else []
-    return split if ways == "split" and split else [(0, 0), *split]
+    return split if ways == "split" else [(0, 0), *split]
 
 
 def shape(ranks: int, prefill: int, decode: int) -> str:

@@ -13,11 +13,10 @@ NOT_SAID = frozenset({"jobs"})
 
 
 def command(name: str, config: Settings) -> str:
-    """With every setting that is not its default."""
+    """With every setting that was given."""
     words = ["python", "-m", "rtp.replay", name]
     for field, value in config.model_dump(mode="json").items():
-        default = type(config).model_fields[field].get_default(call_default_factory=True)
-        if field in NOT_SAID or getattr(config, field) == default:
+        if field in NOT_SAID or field not in config.model_fields_set:
             continue
         if isinstance(value, dict):
             words += ["--set", f"{field}={msgspec.json.encode(value).decode()}"]
@@ -26,5 +25,5 @@ def command(name: str, config: Settings) -> str:
             value = ",".join(map(str, value))
         if isinstance(value, bool):
             value = "true" if value else "false"
-        words += [f"--{field.replace('_', '-')}", str(value)]
+        words.append(f"--{field.replace('_', '-')}={value}")
     return shlex.join(words)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 import rtp
+from rtp.config import Settings
 from rtp.core.confidence import Difference, difference
 from rtp.core.run_series import Series
 from rtp.core.run_stats import Quantiles, Slo, Stats
+from rtp.io.traces import Trace
+from rtp.replaying.cluster import ClusterOptions
+from rtp.replaying.options import tell_bad
+from rtp.replaying.repeat import command
 
 FIGURES = {
     "ttft_s.p50": "lower",
@@ -25,6 +31,8 @@ FIGURES = {
 """Compared between policies, and which way is better."""
 
 
+ALWAYS_TOLD = frozenset({"workers", "profile"})
+"""Of a cluster."""
 TITLES = ("policy", "TTFT p50", "p95", "p99", "max", "TPOT p95", "SLO", "hit", "failed", "req/s")
 
 
@@ -60,6 +68,8 @@ class TraceFacts(msgspec.Struct, frozen=True):
     seconds: float
     prompt_tokens: int
     output_tokens: int
+    left_out: list[str]
+    """What of the file is no row, and why, in sentences."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -104,6 +114,43 @@ def _figure(stats: Stats, name: str) -> float | None:
     return value
 
 
+def facts(name: str, config: Settings, trace: Trace) -> dict[str, Any]:  # Any: what JSON holds
+    """What stands before a command's own findings in its JSON."""
+    return {
+        "version": rtp.__version__,
+        "command": command(name, config),
+        "trace": trace_facts(trace),
+        "where": cluster(config),
+    }
+
+
+def trace_facts(trace: Trace) -> TraceFacts:
+    rows = trace.rows
+    return TraceFacts(
+        name=trace.name,
+        format=trace.format,
+        rows=len(rows),
+        bad=len(trace.bad),
+        blank=trace.num_blank,
+        block_size=trace.block_size,
+        seconds=max((row.arrival_s for row in rows), default=0.0),
+        prompt_tokens=sum(row.num_tokens for row in rows),
+        output_tokens=sum(row.num_output for row in rows),
+        left_out=list(tell_bad(trace)),
+    )
+
+
+def cluster(config: Settings) -> dict[str, Any]:  # Any: what JSON holds
+    """The options that were given, and those that always matter."""
+    fields = ClusterOptions.model_fields
+    given = {name: getattr(config, name) for name in fields}
+    return {
+        name: value
+        for name, value in given.items()
+        if name in ALWAYS_TOLD or value != fields[name].get_default()
+    }
+
+
 def describe_slo(slo: Slo) -> str:
     """In words."""
     words = f"first token within {slo.ttft_s:g} s"
@@ -114,7 +161,7 @@ def describe_slo(slo: Slo) -> str:
     return words
 
 
-def to_json(result: Result) -> bytes:
+def to_json(result: Result | dict[str, Any]) -> bytes:  # Any: what JSON holds
     return msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"
 
 
@@ -131,7 +178,8 @@ def table(result: Result) -> str:
         rows.append(
             (
                 policy.name,
-                *(_seconds(ttft, name) for name in ("p50", "p95", "p99", "max")),
+                *(_seconds(ttft, name) for name in ("p50", "p95", "p99")),
+                _seconds(ttft, "max", max),
                 _seconds([stats.tpot_s for stats in all_stats], "p95"),
                 f"{100 * _mean([s.slo_share for s in all_stats]):.1f} %",
                 f"{100 * _mean([s.hit_ratio for s in all_stats]):.1f} %",
@@ -140,22 +188,33 @@ def table(result: Result) -> str:
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
+    lines = [
         "  ".join(
             cell.ljust(width) if not i else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
-    )
-
-
-def _seconds(groups: Sequence[Quantiles], name: str) -> str:
-    values = [value for group in groups if (value := getattr(group, name)) is not None]
-    if not values:
-        return "-"
-    mean = _mean(values)
-    return f"{mean:.2f} s" if mean >= 1 else f"{1000 * mean:.1f} ms"
+    ]
+    seeds = len(result.policies[0].runs)
+    if seeds > 1:
+        lines.append(f"Means over {seeds} seeds; max and failed are of all of them.")
+    for policy in result.policies:
+        reasons: Counter[str] = Counter()
+        for run in policy.runs:
+            reasons.update(run.stats.failures)
+        lines += [f"{policy.name}: {count} x {reason}" for reason, count in reasons.most_common()]
+    return "\n".join(lines)
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _seconds(
+    groups: Sequence[Quantiles], name: str, over: Callable[[Sequence[float]], float] = _mean
+) -> str:
+    values = [value for group in groups if (value := getattr(group, name)) is not None]
+    if not values:
+        return "-"
+    one = over(values)
+    return f"{one:.2f} s" if one >= 1 else f"{1000 * one:.1f} ms"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,14 +22,13 @@ from rtp.io.traces import Trace
 from rtp.replaying import page, results
 from rtp.replaying.cluster import ClusterOptions
 from rtp.replaying.live import LiveOptions, play
-from rtp.replaying.options import RunOptions, TraceOptions, spread_by
+from rtp.replaying.options import Policies, RunOptions, TraceOptions, spread_by
 from rtp.replaying.repeat import command
-from rtp.replaying.results import PolicyResult, Result, Seeded, TraceFacts
+from rtp.replaying.results import PolicyResult, Result, Seeded
 from rtp.replaying.simulate import Job, simulate
 
 EARLY = "@early"
 DEFAULT_POLICY = ("predicted_ttft",)
-ALWAYS_TOLD = frozenset({"workers", "profile"})
 NOT_LIVE = frozenset(
     {*ClusterOptions.model_fields, "policy", "params", "master", "jobs", "slo_factor"}
 )
@@ -53,9 +52,10 @@ class SloOptions(Settings):
 class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions, LiveOptions):
     """`python -m rtp.replay run`: Replays a trace under policies, and compares them."""
 
-    policy: tuple[str, ...] = option(
+    policy: Policies = option(
         DEFAULT_POLICY,
-        "Routing policies, comma separated; NAME@early binds requests as they arrive.",
+        "Routing policies, comma separated: names, or modules of your own; NAME@early binds"
+        " requests as they arrive.",
         "run",
         "NAME,...",
     )
@@ -64,8 +64,8 @@ class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions, LiveOptions):
     )
     seeds: Positive | None = option(
         None,
-        "Arrival seeds: each spreads rows inside the trace's grid and is a run; default: one run"
-        " of the times as they are.",
+        "Arrival seeds: each spreads rows inside the trace's grid and is a run; default: one run,"
+        " of the times as they are unless there is --spread-s.",
         "load",
         "N",
     )
@@ -80,9 +80,7 @@ def main(config: Config) -> int:
     if config.live is not None and (vain := config.model_fields_set & NOT_LIVE):
         names = ", ".join(name.replace("_", "-") for name in sorted(vain))
         raise ConfigError(f"with --live URL a server has its own cluster; {names} would do nothing")
-    unknown = set(config.params) - {routing_of(name) for name in config.policy}
-    if unknown:
-        raise ConfigError(f"params of {', '.join(sorted(unknown))}, which no --policy names")
+    check_params(config.params, config.policy)
     result = _simulated(config, trace) if config.live is None else _live(config, trace)
     print(results.table(result))
     if config.out is not None:
@@ -96,24 +94,16 @@ def write(result: Result, out: Path) -> None:
     out.with_name(out.name + ".html").write_text(page.page(result), encoding="utf-8")
 
 
+def check_params(params: Mapping[str, object], policies: Sequence[str]) -> None:
+    """Raises ConfigError for parameters of a policy that is not among these."""
+    unknown = set(params) - {routing_of(name) for name in policies}
+    if unknown:
+        raise ConfigError(f"params of {', '.join(sorted(unknown))}, which no --policy names")
+
+
 def routing_of(name: str) -> str:
     """NAME@early -> NAME"""
     return name.removesuffix(EARLY)
-
-
-def trace_facts(trace: Trace) -> TraceFacts:
-    rows = trace.rows
-    return TraceFacts(
-        name=trace.name,
-        format=trace.format,
-        rows=len(rows),
-        bad=len(trace.bad),
-        blank=trace.num_blank,
-        block_size=trace.block_size,
-        seconds=max((row.arrival_s for row in rows), default=0.0),
-        prompt_tokens=sum(row.num_tokens for row in rows),
-        output_tokens=sum(row.num_output for row in rows),
-    )
 
 
 def _live(config: Config, trace: Trace) -> Result:
@@ -137,7 +127,7 @@ def _live(config: Config, trace: Trace) -> Result:
     )
     return results.make(
         command=command("run", config),
-        trace=trace_facts(trace),
+        trace=results.trace_facts(trace),
         where={
             "server": config.live,
             "sent_late_s": round(late_s, 4),
@@ -190,8 +180,8 @@ def _simulated(config: Config, trace: Trace) -> Result:
         )
     return results.make(
         command=command("run", config),
-        trace=trace_facts(trace),
-        where=_cluster(config),
+        trace=results.trace_facts(trace),
+        where=results.cluster(config),
         load={"speed": config.speed, "decode": config.decode, "seeds": config.seeds},
         slo=results.describe_slo(config.slo),
         policies=results.compare(policies),
@@ -214,14 +204,3 @@ def _arrivals(config: Config, rows: Sequence[TraceRow]) -> list[tuple[int, Seque
         return [(config.seed, rows)]
     seeds = range(config.seed, config.seed + (config.seeds or 1))
     return [(seed, spread_by(rows, seed, config.spread_s)) for seed in seeds]
-
-
-def _cluster(config: Config) -> dict[str, Any]:  # Any: what JSON holds
-    """The options that were given, and those that always matter."""
-    fields = ClusterOptions.model_fields
-    given = {name: getattr(config, name) for name in fields}
-    return {
-        name: value
-        for name, value in given.items()
-        if name in ALWAYS_TOLD or value != fields[name].get_default()
-    }

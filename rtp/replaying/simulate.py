@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,12 +53,27 @@ class Job:
 
 
 def simulate(jobs: Sequence[Job], cores: int) -> list[Replayed]:
-    """Runs them on so many cores, shows progress on stderr. Results, without outcomes, in the
-    order of the jobs."""
+    """Runs them on so many cores, shows progress on stderr, and says there of which policies the
+    results are not. Results, without outcomes, in the order of the jobs."""
 
     def work(job: Job) -> Callable[[Callable[[float], None]], bytes]:
         return lambda progress: job.run(progress).to_bytes()
 
     with Bars([job.name for job in jobs]) as shown:
         results = run_all([work(job) for job in jobs], cores, shown)
-    return [Replayed.from_bytes(result) for result in results]
+    runs = [Replayed.from_bytes(result) for result in results]
+    for job, run in zip(jobs, runs, strict=True):
+        for fault in job.fleet.faults:
+            if fault.at_s > run.end_s:
+                print(
+                    f"{job.name}: was over at {run.end_s:.1f} s, before {fault.what} could strike"
+                    f" {fault.which} at {fault.at_s:g} s",
+                    file=sys.stderr,
+                )
+        if run.num_fallbacks:
+            print(
+                f"{job.name}: the policy failed in {run.num_fallbacks} decisions, which the Master"
+                f" took by least predicted wait; at last it {run.last_fallback}",
+                file=sys.stderr,
+            )
+    return runs

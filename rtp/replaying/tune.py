@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,8 @@ from rtp.core.run_stats import Stats
 from rtp.core.search import Point, Range, search
 from rtp.core.trace import TraceRow
 from rtp.replaying.cluster import ClusterOptions
-from rtp.replaying.options import RunOptions, TraceOptions
+from rtp.replaying.options import RunOptions, Speed, TraceOptions
+from rtp.replaying.results import facts, to_json
 from rtp.replaying.run import SloOptions, figures
 from rtp.replaying.simulate import Job, simulate
 from rtp.replaying.tables import number, percent, table
@@ -51,7 +53,7 @@ class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions):
     space: dict[str, str] = option(
         {}, "LOW:HIGH[:ratio] of each parameter (--set space.lam=0:4).", "search"
     )
-    speeds: tuple[Annotated[float, Field(gt=0)], ...] = option(
+    speeds: tuple[Speed, ...] = option(
         (), "One setting has to serve all of them; default: --speed.", "search", "FACTOR,..."
     )
     training: Annotated[float, Field(gt=0, lt=1)] = option(
@@ -111,7 +113,7 @@ def main(config: Config) -> int:
         ("no weights", WITHOUT_WEIGHTS, {}),
     ]
     cases = [
-        (on, label, _job(config, rows, cluster, routing, params, speed))
+        (on, label, _job(config, rows, cluster, routing, params, speed, f"{on}, {label}"))
         for on, rows, cluster in sets
         for speed in speeds
         for label, routing, params in settings
@@ -124,7 +126,8 @@ def main(config: Config) -> int:
     tuned = Tuned(config.policy, best, tried, results)
     print(show(tuned))
     if config.out is not None:
-        config.out.write_bytes(msgspec.json.format(msgspec.json.encode(tuned), indent=1))
+        found = {"tuned": tuned}
+        config.out.write_bytes(to_json(facts("tune", config, trace) | found))
     return 0
 
 
@@ -174,6 +177,8 @@ def _search(
         by_point = [p95[i : i + len(speeds)] for i in range(0, len(p95), len(speeds))]
         if not base:
             base.extend(by_point[0])
+            if not all(map(isfinite, base)):
+                raise ConfigError("under the defaults requests fail: nothing to compare with")
         return [
             sum(value / start for value, start in zip(each, base, strict=True)) / len(speeds)
             for each in by_point
@@ -196,10 +201,11 @@ def _job(
     routing: str,
     params: dict[str, float],
     speed: float,
+    told: str = "",
 ) -> Job:
-    told = ", ".join(f"{name} {value:g}" for name, value in params.items())
+    told = told or ", ".join(f"{name} {value:g}" for name, value in params.items())
     return replace(
-        Job(name=f"{routing} {speed:g}x {told}", rows=rows, fleet=fleet, routing=routing),
+        Job(name=f"{routing} {speed:g}x, {told}", rows=rows, fleet=fleet, routing=routing),
         params=params,
         early=config.early,
         speed=speed,

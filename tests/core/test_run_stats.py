@@ -7,10 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rtp.core.confidence import difference
-from rtp.core.replayed import FAILED_TYPE, Replayed
+from rtp.core.confidence import difference, student_975
+from rtp.core.messages import Grant
+from rtp.core.outcomes import Outcome
+from rtp.core.replayed import FAILED_TYPE, Replayed, replayed
 from rtp.core.run_series import series
 from rtp.core.run_stats import Slo, quantiles, stats
+from rtp.core.trace import TraceRow
+from rtp.core.types import RequestId, WorkerId
 
 NAN = float("nan")
 
@@ -133,3 +137,29 @@ def test_a_difference_is_certain_where_all_seeds_agree():
     # Student's t, two values: 12.706 standard errors.
     two = difference([0.0, 0.0], [1.0, 3.0])
     assert (two.low, two.high) == pytest.approx((2 - 12.706, 2 + 12.706))
+
+
+def test_a_request_that_lost_its_rank_waited_until_the_grant_of_its_first_token():
+    """Decoding, its rank is lost; another grant comes after its first token."""
+    outcome = Outcome(RequestId("r"), 0.0)
+    places = {("w0", 0): 0, ("w1", 0): 1}
+    for at, worker in ((1.0, "w0"), (5.0, "w1")):
+        outcome.grants.append((at, Grant(RequestId("r"), 1, 0, WorkerId(worker), 1, "", 0, 0, 0.0)))
+    outcome.first_token_at, outcome.ended_at = 2.0, 9.0
+    rows = [TraceRow(0.0, 100, 10, ())]
+    run = replayed(rows, [outcome], places, start_s=0.0, num_holds=0)
+    assert (run.granted_s[0], run.ranks[0], run.attempts[0]) == (1.0, 0, 2)
+
+
+def test_imbalance_is_of_the_ranks_that_prefill():
+    """Two that do and one that decodes, which prefilled a little: counted nowhere."""
+    ranks, prompts = np.array([0, 1, 2]), np.array([300, 100, 50])
+    run = replace(a_run(3), ranks=ranks, prompt_tokens=prompts, cached_tokens=np.zeros(3, np.int64))
+    assert run.imbalance(2) == 1.5
+
+
+def test_the_interval_stays_students_beyond_the_table():
+    """Against published tables of t at 0.975."""
+    assert student_975(30) == 2.042
+    for freedom, t in ((31, 2.0395), (40, 2.0211), (60, 2.0003), (120, 1.9799)):
+        assert student_975(freedom) == pytest.approx(t, abs=2e-4)

@@ -29,7 +29,7 @@ def test_policies_are_compared_over_arrival_seeds(tmp_path: Path):
     assert random["differences"]["ttft_s.p95"]["mean"] > 0
     assert random["differences"]["ttft_s.p95"]["low"] is not None
     assert result["trace"]["rows"] == 40
-    assert "--seeds 2" in result["command"]
+    assert "--seeds=2" in result["command"]
     page = (tmp_path / "r.html").read_text()
     assert "random@early" in page
     assert "/*DATA*/" not in page
@@ -75,7 +75,16 @@ def test_a_name_that_looks_like_markup_is_data(tmp_path: Path):
         ([*FEW, "--policy", "rtp_score", "--set", "params.rtp_score.x=1"], "unexpected keyword"),
         ([*FEW, "--speed", "0"], "speed"),
         ([*FEW, "--spede", "1"], "unrecognized"),
-        ([*FEW, "--out", "/nowhere/r"], "/nowhere/r.json: No such file"),
+        ([*FEW, "--out", "/nowhere/r"], "/nowhere/r is no file in a folder"),
+        ([*FEW, "--policy", ","], "policy"),
+        ([*FEW, "--fault", "nan:lost:w0"], "lost has a time and no number"),
+        ([*FEW, "--fault", "0:slow:w0:0"], "slow has a time and a number over 0"),
+        ([*FEW, "--fault", "0:slow:w0/00:3"], "w0/00', which there is not"),
+        ([*FEW, "--fault", "5:back:w0"], "w0 was not lost before 5 s"),
+        ([*FEW, "--set", "master.lead_s=-1"], "master.lead_s is from 0 up"),
+        ([*FEW, "--set", "master.lead_s=abc"], "valid number"),
+        ([*FEW, "--set", "master.without=order"], "Sequence"),
+        ([*FEW, "--latency-s", "10"], "latency_s"),
         ([*FEW, "--set", "master.leed_s=1"], "master.leed_s is no setting"),
     ],
 )
@@ -107,3 +116,46 @@ def test_an_unknown_command_names_those_there_are(capfd: pytest.CaptureFixture[s
     assert "no command 'fly'; there are " in capfd.readouterr().err
     assert main([]) == 0
     assert "run " in capfd.readouterr().out
+
+
+BAD_POLICY = """
+from rtp.core.policy import Candidates, Predict, Query
+
+
+class Bad:
+    def score(self, query: Query, candidates: Candidates, predict: Predict):
+        raise ValueError("boom")
+
+
+def build() -> Bad:
+    return Bad()
+"""
+
+
+def test_a_policy_that_fails_is_told_and_its_figures_are_not_taken_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "a_package").mkdir()
+    (tmp_path / "a_package/bad.py").write_text(BAD_POLICY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = run(tmp_path / "r", "--policy", "a_package.bad")
+    assert result["policies"][0]["runs"][0]["stats"]["fallbacks"] == 40
+    told = capfd.readouterr().err
+    assert "a_package.bad: the policy failed in 40 decisions" in told
+    assert "raised ValueError: boom" in told
+
+
+def test_a_fault_that_comes_too_late_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    run(tmp_path / "r", "--fault", "50000:lost:w0")
+    assert "before lost could strike w0 at 50000 s" in capfd.readouterr().err
+
+
+def test_why_requests_failed_stands_below_the_table(capfd: pytest.CaptureFixture[str]):
+    assert main(["run", *FEW, "--kv-blocks", "1", "--jobs", "1"]) == 0
+    assert "predicted_ttft: 40 x 400 context_length_exceeded" in capfd.readouterr().out
+
+
+def test_repeating_a_split_cluster_names_the_workers_beside_it(tmp_path: Path):
+    options = ("--workers", "8", "--prefill-workers", "1", "--decode-workers", "1")
+    told = run(tmp_path / "r", *options)["command"]
+    assert "--workers=8" in told

@@ -156,7 +156,7 @@ def test_further_traces_of_tune_are_read_like_the_first(
     words += ("--out", str(tmp_path / "t"), "--also")
     _, err = said(capsys, *words, str(other))
     assert "other: 1 bad rows" in err
-    results = msgspec.json.decode((tmp_path / "t").read_bytes())["results"]
+    results = msgspec.json.decode((tmp_path / "t").read_bytes())["tuned"]["results"]
     assert {r["stats"]["requests"] for r in results if r["on"] == "other.jsonl"} == {4}
     assert main([*words, str(none)]) == 2
     assert "none.jsonl: no row is a request" in capsys.readouterr().err
