@@ -86,6 +86,9 @@ class Links:
             member.state = MemberState.LIVE
             self._members.arm(member)
             out.append(Note("worker.joined", member.facts()))
+        if member.acked_seq < 0:
+            self._ranks.begin_numbers(member.rows, table)
+        elif first:
             for rank, number in self._ranks.lost_numbers(member.rows, table):
                 out.append(Send(member.worker_id, Fence(NOBODY, 0, rank, number)))
         member.acked_seq = status.seq

@@ -225,6 +225,15 @@ class Ranks:
         self.table[row, REFUSED] = 1
         self.stale[row] = True
 
+    def begin_numbers(self, rows: IntArray, table: IntArray) -> None:
+        """The first word of a life of a worker: numbers begin behind all that it can have seen or
+        be sent, where an earlier Master's are as high (its clock was set back). table: as told."""
+        behind = table[:, UPTO] + 1 + MASK_BITS
+        higher = behind > self.next_number[rows]
+        self.next_number[rows[higher]] = behind[higher]
+        self.seen_upto[rows[higher]] = behind[higher] - 1
+        self.stale[rows] = True
+
     def lost_numbers(self, rows: IntArray, table: IntArray) -> list[tuple[int, int]]:
         """(rank, number) of those that the worker has not seen and of which no grant is open: their
         fences were lost with a link, and its Status cannot count past them. table: as told."""

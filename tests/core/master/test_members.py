@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from rtp.core.commands import Dial, HangUp, Send
 from rtp.core.events import From, FrontendDown, FrontendUp, LinkDown, LinkUp
 from rtp.core.master.members import FAIL_S, LOST_S, SUSPECT_S
+from rtp.core.master.view import MASK_BITS
 from rtp.core.messages import Fence, Poll, WorkerLost
 from rtp.core.types import FrontendId, Role
 from tests.support.fleet import BLOCK, FRONTEND, Fleet, Worker, hashes_of
@@ -199,6 +200,21 @@ def test_a_late_submit_of_an_earlier_masters_grant_is_not_taken_for_one_of_this(
     new.wait(2.0)
     assert new.sent(Fence)[-1].number == grant.number
     assert new.master.idle()
+
+
+def test_a_masters_numbers_are_behind_those_of_an_earlier_one_whose_clock_went_before():
+    """Its term is the last one + 1, but the last one granted more than terms lie apart."""
+    fleet = Fleet(term=2)
+    worker = fleet.add(join=False)
+    for number in range(5000):
+        worker.seen[0].add(number)
+    fleet.link(worker)
+    fleet.report(worker)
+    grant = fleet.grant(fleet.ask())
+    assert grant.number > 4999 + MASK_BITS
+    row = fleet.master.fleet.row_of((worker.id, 0))
+    fleet.report(worker)
+    assert fleet.master.ranks.charged_requests[row] == 1, "nobody has submitted it"
 
 
 def test_a_late_submit_from_before_a_worker_was_lost_is_not_taken_for_a_new_grants():
