@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rtp.config import Seconds, option
+from rtp.core.trace import TraceRow
 from rtp.io.traces import native, write_mooncake
+from rtp.io.traces.mooncake import MOONCAKE_BLOCK
 from rtp.replaying.options import TraceOptions, spread_by
 
 
@@ -37,6 +40,19 @@ class Config(TraceOptions):
         return self
 
 
+def _lost(rows: Sequence[TraceRow], block_size: int) -> Iterator[str]:
+    """What Mooncake's form cannot say, a line each."""
+    if block_size != MOONCAKE_BLOCK:
+        yield f"  read it with --set reader.block_size={block_size}\n"
+    for count, what in (
+        (sum(row.after >= 0 for row in rows), "wait for another no longer"),
+        (sum(row.session >= 0 for row in rows), "have no session any more"),
+        (sum(bool(row.tenant) for row in rows), "have no tenant any more"),
+    ):
+        if count:
+            yield f"  {count} rows {what}\n"
+
+
 def main(config: Config) -> int:
     assert config.out is not None
     trace = config.read()
@@ -48,4 +64,6 @@ def main(config: Config) -> int:
     else:
         write_mooncake(config.out, rows, trace.block_size)
     print(f"{config.out}: {len(rows)} requests, blocks of {trace.block_size} tokens")
+    if config.to == "mooncake":
+        print("".join(_lost(rows, trace.block_size)), end="")
     return 0

@@ -59,7 +59,9 @@ def test_convert_keeps_all_in_rtps_form_and_the_shape_in_mooncakes(
     rows = traces.read(source).rows
     said(capsys, "convert", "--trace", str(source), "--out", str(own))
     assert traces.read(own).rows == rows
-    said(capsys, "convert", "--trace", str(own), "--out", str(plain), "--to", "mooncake")
+    told, _ = said(capsys, "convert", "--trace", str(own), "--out", str(plain), "--to", "mooncake")
+    assert "read it with --set reader.block_size=64" in told
+    assert f"{sum(row.after >= 0 for row in rows)} rows wait for another no longer" in told
     again = traces.read(plain, block_size=64)
     assert again.bad == []
     assert [(r.num_tokens, r.num_output) for r in again.rows] == [

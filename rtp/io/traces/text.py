@@ -63,7 +63,7 @@ def read(
 ) -> Trace:
     """Raises ConfigError without a tokenizer that can be used."""
     if not tokenizer:
-        raise ConfigError(f"{path}: prompts as text need a tokenizer: option tokenizer names it")
+        raise ConfigError(f"{path}: prompts as text need a tokenizer: --set reader.tokenizer=FILE")
     words, blocks, rows = _Words(Path(tokenizer)), _Blocks(block_size), Rows()
     decoder, random = msgspec.json.Decoder(_Line), Random(seed)
     sessions: dict[str, int] = {}
