@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +40,8 @@ SPACES: dict[str, dict[str, str]] = {
 FIXED: dict[str, dict[str, float]] = {"rtp_score": {"beta": 0.0, "gamma": 1.0}}
 """Only ratios of its weights matter."""
 WITHOUT_WEIGHTS = "mooncake_min_ttft"
-"""Beside each tuned setting: least predicted time to first token, nothing to tune."""
+"""Beside each tuned setting: least predicted time to first token, nothing to tune; bound on
+arrival, as its authors do it."""
 
 
 class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions):
@@ -107,17 +109,17 @@ def main(config: Config) -> int:
     ]
     for path, other in also:
         sets.append((path.name, other.rows, config.fleet(other.rows, other.block_size)))
-    settings: list[tuple[str, str, dict[str, float]]] = [
-        ("tuned", config.policy, best),
-        ("defaults", config.policy, {}),
-        ("no weights", WITHOUT_WEIGHTS, {}),
+    settings: list[tuple[str, str, dict[str, float], bool]] = [
+        ("tuned", config.policy, best, config.early),
+        ("defaults", config.policy, {}, config.early),
+        ("no weights", WITHOUT_WEIGHTS, {}, True),
     ]
-    cases = [
-        (on, label, _job(config, rows, cluster, routing, params, speed, f"{on}, {label}"))
-        for on, rows, cluster in sets
-        for speed in speeds
-        for label, routing, params in settings
-    ]
+    cases = []
+    for (on, rows, cluster), speed in product(sets, speeds):
+        for label, routing, params, early in settings:
+            job = _job(config, rows, cluster, routing, params, speed)
+            job = replace(job, name=f"{on} {speed:g}x, {label}", early=early)
+            cases.append((on, label, job))
     runs = simulate([job for *_, job in cases], config.jobs)
     results = [
         Tried(on, label, job.params, job.speed, figures(run, config.slo, job.fleet))
@@ -201,9 +203,8 @@ def _job(
     routing: str,
     params: dict[str, float],
     speed: float,
-    told: str = "",
 ) -> Job:
-    told = told or ", ".join(f"{name} {value:g}" for name, value in params.items())
+    told = ", ".join(f"{name} {value:g}" for name, value in params.items())
     return replace(
         Job(name=f"{routing} {speed:g}x, {told}", rows=rows, fleet=fleet, routing=routing),
         params=params,
