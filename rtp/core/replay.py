@@ -174,10 +174,15 @@ class _Run:
 
 
 class _Silent:
-    """A Detokenizer for requests whose text nobody reads."""
+    """A Detokenizer for requests whose text nobody reads: the first token shows, so that it is
+    delivered when it comes; the others are, with the end."""
+
+    def __init__(self) -> None:
+        self._piece = "."
 
     def push(self, token: int) -> str:
-        return "."
+        piece, self._piece = self._piece, ""
+        return piece
 
     def flush(self) -> str:
         return ""

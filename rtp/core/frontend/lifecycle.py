@@ -141,13 +141,21 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return all(choice.finish for choice in self.choices)
+        for choice in self.choices:
+            if not choice.finish:
+                return False
+        return True
 
     @property
     def handed_over(self) -> bool:
         """Its worker has done its part with every choice, and another one is to go on."""
-        rest = self._unfinished()
-        return bool(rest) and all(choice.handed for choice in rest)
+        some = False
+        for choice in self.choices:
+            if not choice.finish:
+                if not choice.handed:
+                    return False
+                some = True
+        return some
 
     def next_timer(self) -> float:
         """The earliest instant at which this request may have to be given up or placed anew."""
