@@ -141,10 +141,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        for choice in self.choices:
-            if not choice.finish:
-                return False
-        return True
+        return all(choice.finish for choice in self.choices)
 
     @property
     def handed_over(self) -> bool:
