@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 
-from rtp.core.cost import Profile
+from rtp.core.cost import Cost, Profile
 from rtp.core.errors import ConfigError, RtpError
 from rtp.io import profiles
 from rtp.io.runner_process import Broken, FromRunner, Progress, Ready, RunnerHandle, RunnerSpec
@@ -45,18 +46,12 @@ async def write_profile(
         found = await ready
     finally:
         await runner.close()
-    a, b, c, d, e, f = found.profile
     profile = Profile(
         name=path.stem,
         source=f"Measured by rtp.worker --profile: {found.card.model}, backend {spec.backend},"
         f" {threads} threads, {platform.machine()} {platform.system()}; prompts up to {LONGEST}"
         " tokens. The transfer of KV was not.",
-        a=a,
-        b=b,
-        c=c,
-        d=d,
-        e=e,
-        f=f,
+        **asdict(Cost(*found.profile)),
         kv_tokens=found.capacity.num_blocks * found.capacity.block_size,
     )
     try:

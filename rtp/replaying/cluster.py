@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -106,16 +107,11 @@ def runner(
     longest = max((row.num_tokens + row.num_output for row in rows), default=1)
     everything = sum(-(-(row.num_tokens + row.num_output) // block_size) for row in rows)
     num_blocks = kv_blocks or everything + max_rows
-    a, b, c, d, e, f = cost.coefficients
+    coefficients = asdict(cost)
     return lambda: sim.build(
         num_blocks=num_blocks,
         block_size=block_size,
         max_model_len=longest + 1,
         contents=False,
-        a=a,
-        b=b,
-        c=c,
-        d=d,
-        e=e,
-        f=f,
+        **coefficients,
     )
