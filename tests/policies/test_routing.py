@@ -32,10 +32,12 @@ def winner(name: str, offered: Candidates, number: int = 0, **params: object) ->
     return int(policy.score(a_query(number), offered, predict(num)).argmax())
 
 
-@pytest.mark.parametrize("excess", [0.0, 1.0])
-def test_predicted_ttft_is_minus_wait_twice_the_prefill_and_what_others_cost(excess: float):
+@pytest.mark.parametrize(("excess", "delay"), [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (0.5, 0.1)])
+def test_predicted_ttft_is_minus_wait_twice_the_prefill_and_what_others_cost(
+    excess: float, delay: float
+):
     offered = candidates(50)
-    policy = plugins.build("routing", "predicted_ttft", excess=excess)
+    policy = plugins.build("routing", "predicted_ttft", excess=excess, delay=delay)
     a, b, c, d, e, f = PROFILE
     for i, score in enumerate(policy.score(a_query(), offered, predict(50))):
         cached = offered.matched_tokens[i]
@@ -43,12 +45,12 @@ def test_predicted_ttft_is_minus_wait_twice_the_prefill_and_what_others_cost(exc
         prefill_s = a + b * new + c * new * (cached + new / 2)
         tokens = offered.context_tokens[i] + offered.prefill_tokens[i]
         slower_s = 50 * (e * offered.num_requests[i] + f * tokens)
-        slower_s += offered.decode_rows[i] * prefill_s
+        delayed_s = offered.decode_rows[i] * prefill_s
         step_s = 0.0
         if offered.decode_rows[i]:
             step_s = d + e * offered.decode_rows[i] + f * offered.context_tokens[i]
         ttft_s = offered.wait_s[i] + step_s + 2 * prefill_s
-        assert score == pytest.approx(-(ttft_s + excess * slower_s))
+        assert score == pytest.approx(-(ttft_s + excess * slower_s + delay * delayed_s))
 
 
 def test_predicted_ttft_weighs_a_hit_against_a_wait():

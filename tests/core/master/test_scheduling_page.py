@@ -49,6 +49,7 @@ def test_the_numbers_are_those_of_the_code():
         f"| `crowd` | {predicted_ttft.CROWD} |",
         f"up to {predicted_ttft.MOST_BACKLOG_S:g} s",
         f"| `excess` | {predicted_ttft.EXCESS} |",
+        f"| `delay` | {predicted_ttft.DELAY} |",
     ):
         assert text in PAGE, text
     assert (shares.OVERDUE_EVERY, load.MOST_HELD) == (4, 3)
