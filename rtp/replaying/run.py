@@ -33,6 +33,7 @@ NOT_LIVE = frozenset(
     {*ClusterOptions.model_fields, "policy", "params", "master", "jobs", "slo_factor"}
 )
 """Options that say nothing of a server: it has its own cluster, and no cost model here."""
+ONLY_LIVE = frozenset(LiveOptions.model_fields) - {"live"}
 
 
 class SloOptions(Settings):
@@ -77,11 +78,13 @@ class Config(TraceOptions, ClusterOptions, RunOptions, SloOptions, LiveOptions):
 
 def main(config: Config) -> int:
     trace = config.read()
-    if config.live is not None and (vain := config.model_fields_set & NOT_LIVE):
+    live = config.live is not None
+    if vain := config.model_fields_set & (NOT_LIVE if live else ONLY_LIVE):
+        why = "with --live URL a server has its own cluster" if live else "--live URL is missing"
         names = ", ".join(name.replace("_", "-") for name in sorted(vain))
-        raise ConfigError(f"with --live URL a server has its own cluster; {names} would do nothing")
+        raise ConfigError(f"{why}; {names} would do nothing")
     check_params(config.params, config.policy)
-    result = _simulated(config, trace) if config.live is None else _live(config, trace)
+    result = _live(config, trace) if live else _simulated(config, trace)
     print(results.table(result))
     if config.out is not None:
         write(result, config.out)

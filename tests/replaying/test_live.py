@@ -92,6 +92,10 @@ async def test_a_server_whose_models_cannot_be_read_is_told(
             "; fault, slo-factor would do nothing",
         ),
         (["--live", "http://127.0.0.1:9", "--end-id", "5"], "end_id 5 is not above first_id"),
+        (
+            ["--live-timeout-s", "5", "--first-id", "7"],
+            "--live URL is missing; first-id, live-timeout-s would do nothing",
+        ),
     ],
 )
 def test_mistakes_of_live_runs_are_told(
