@@ -13,6 +13,8 @@ from tests.support.live import live_cluster
 
 WORKERS = 8
 AT_ONCE = 480
+OUTPUT = 32
+"""Tokens that take longer than the client to send all of them: else few are there at once."""
 HEAD = "the same beginning of every prompt, several blocks of it, " * 4
 
 
@@ -43,7 +45,7 @@ async def test_w02_480_at_once_with_one_prefix_spread_over_8_workers(endpoint: s
     ):
 
         async def one(number: int) -> None:
-            request = {"max_tokens": 8, "ignore_eos": True, "seed": 1, **body(number)}
+            request = {"max_tokens": OUTPUT, "ignore_eos": True, "seed": 1, **body(number)}
             async with session.post(cluster.url + path, json=request) as reply:
                 await reply.read()
                 assert reply.status == 200
