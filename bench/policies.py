@@ -153,14 +153,14 @@ def whole(cores: int) -> list[Claim]:
     """Both goals at once: TTFT and TPOT."""
     for each in WHOLES:
         print(f"\n{each.name}\n{'':<46}{'TTFT P50':>9}{'P95':>8}{'TPOT P50':>10}{'P95 ms':>8}")
-        jobs = [whole_job(each, OURS)]
-        jobs += [whole_job(each, setting, early=True) for setting in RIVALS[1:3]]
-        for done, run in zip(jobs, simulate(jobs, cores), strict=True):
+        settings = (OURS, *RIVALS[1:3])
+        jobs = [whole_job(each, setting, early=setting is not OURS) for setting in settings]
+        for setting, done, run in zip(settings, jobs, simulate(jobs, cores), strict=True):
             s = figures(done, run)
             first, other = s.ttft_s, s.tpot_s
             how = "early" if done.early else "late"
             print(
-                f"{done.routing + ' ' + how:<46}{first.p50:9.2f}{first.p95:8.2f}"
+                f"{setting.label + ' ' + how:<46}{first.p50:9.2f}{first.p95:8.2f}"
                 f"{1000 * (other.p50 or 0):10.1f}{1000 * (other.p95 or 0):8.1f}"
                 f"{f'  {s.failed} failed' if s.failed else ''}",
                 flush=True,

@@ -34,6 +34,7 @@ NOT_LIVE = frozenset(
 )
 """Options that say nothing of a server: it has its own cluster, and no cost model here."""
 ONLY_LIVE = frozenset(LiveOptions.model_fields) - {"live"}
+"""Options that say nothing where no server is named."""
 
 
 class SloOptions(Settings):
